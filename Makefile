@@ -1,0 +1,19 @@
+# Two commands for a fresh machine. Both make .venv themselves.
+PYTHON ?= python3
+VENV   := .venv
+STAMP  := $(VENV)/.installed
+
+.PHONY: demo test
+
+demo: $(STAMP)  ## install, fetch the model, run the quickstart against a real model
+	$(VENV)/bin/bench model pull smollm2-135m
+	$(VENV)/bin/bench run scenarios/quickstart.yaml
+
+test: $(STAMP)  ## install, fetch the model, run every test
+	$(VENV)/bin/bench model pull smollm2-135m --quiet
+	$(VENV)/bin/python -m pytest -q
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[engine,dev]'
+	touch $(STAMP)

@@ -1,0 +1,141 @@
+"""The engine's whole configuration as frozen values.
+
+A number's unit stands in its ``Annotated`` metadata as a plain string, so that whoever reads
+configuration files can parse ``5m`` or ``2%`` without this package depending on a parser:
+
+``"s"`` seconds · ``"share"`` 0..1 · ``"bytes"`` · ``"1/s"`` a rate. A trailing underscore in a field
+name (``class_``) is not part of its key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+Seconds = Annotated[float, "s"]
+Share = Annotated[float, "share"]
+Bytes = Annotated[int, "bytes"]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryConfig:
+    """How much KV memory a worker has: a number of blocks, or bytes to cut into blocks."""
+
+    kv_blocks: int | None = None
+    total: Bytes | None = None
+    block_size: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """What one step may compute (ENGINE E20)."""
+
+    max_step_tokens: int = 512
+    max_running: int = 64
+    prefill_chunk: int = 256
+    min_prefill_share: Share = 0.25
+    max_partial_prefills: int = 2
+    long_prefill_cap: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionConfig:
+    """Who is let into the pool (ENGINE E22, E23)."""
+
+    policy: str = "lifetime"
+    kv_headroom: Share = 0.01
+    over_length: Literal["reject", "clamp"] = "reject"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueConfig:
+    """The gateway's queue: its bounds and its order (ENGINE E30, E32)."""
+
+    max_requests: int = 200
+    max_tokens: int = 200_000
+    order: str = "fcfs"
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """How a worker is chosen (FLEET F21, F27)."""
+
+    policy: str = "cost"
+    decode_weight: float = 1.0
+    max_dispatched: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """The prefix cache: which block goes first, and how long an unused one lives."""
+
+    enabled: bool = True
+    eviction: str = "lru"
+    ttl: Seconds | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Step times of the simulated runner, in seconds (ENGINE E40).
+
+    ``t_step = a + b*sum(chunk) + e*sum(chunk*(start + chunk/2)) + c*decode_rows + d*sum(contexts)``
+    and, outside the step, ``t_request = g0 + g1*P``. ``sigma`` is the log-normal noise of a step.
+    """
+
+    a: Seconds = 0.012
+    b: Seconds = 0.0012
+    c: Seconds = 0.004
+    d: Seconds = 2e-6
+    e: Seconds = 6e-7
+    g0: Seconds = 0.001
+    g1: Seconds = 2e-6
+    sigma: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClassConfig:
+    """One row of the class table (ENGINE E28). ``rank`` 0 is the most urgent."""
+
+    rank: int = 0
+    max_input: int | None = None
+    max_output: int | None = None
+    max_total: int | None = None
+    default_output: int = 256
+    deadline: Seconds | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HealthConfig:
+    """When a worker counts as gone (FLEET F35, F39)."""
+
+    heartbeat: Seconds = 0.25
+    suspect_after: Seconds = 1.0
+    eject_after: Seconds = 2.0
+    stall_after: Seconds = 30.0
+    restart_backoff: Seconds = 1.0
+    max_restarts_per_minute: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything that the gateway and its workers need to know, fixed at start."""
+
+    model: str = "smollm2-135m"
+    workers: int = 1
+    threads: int = 1
+    dtype: Literal["fp32", "bf16"] = "bf16"
+    max_model_len: int | None = None
+    seed: int = 0
+    memory: MemoryConfig = MemoryConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    admission: AdmissionConfig = AdmissionConfig()
+    preemption: Literal["recompute", "none"] = "recompute"
+    queue: QueueConfig = QueueConfig()
+    router: RouterConfig = RouterConfig()
+    cache: CacheConfig = CacheConfig()
+    health: HealthConfig = HealthConfig()
+    cost: CostModel = CostModel()
+    classes: Mapping[str, ClassConfig] = field(default_factory=lambda: {"default": ClassConfig()})
+    slo_bounds: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Extra histogram bucket bounds in seconds by metric (``ttft``, ``itl``, ``e2e``): OBSERVABILITY O5."""

@@ -1,0 +1,207 @@
+"""What the gateway and its workers say to each other (JOINTS 9).
+
+In virtual time the values are handed over as they are; between processes each travels as a
+4-byte big-endian length and a msgpack list ``[kind, {field: value}]``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.request import Finish, Request, WorkerTruth
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Idempotent; may precede its Submit, repeat, or name an unknown id (ENGINE E34)."""
+
+    id: int
+    reason: Finish = Finish.CANCELLED
+    """STOP when the gateway saw a stop string, EXPIRED when a deadline passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """Hand a request back that has not started (FLEET F29). Answered by Refused(reason="recalled")."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Breakpoint (ENGINE E48): the first request that matches pauses when it reaches ``phase``.
+
+    ``phase`` is ``admitted``, ``prefill:k`` (after chunk k) or ``decode:n`` (before that commit).
+    ``request`` None matches any request on the worker.
+    """
+
+    hold_id: int
+    phase: str
+    request: str | None = None
+    """The client's request id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    hold_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Configure:
+    """New values for controls, applied between steps; keys as in ``/admin/config``."""
+
+    changes: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ballast:
+    """Take ``blocks`` out of the pool (a fault); 0 gives them back."""
+
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """Drop every cached block; a new epoch begins (ENGINE E44)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Take nothing new, hand the backlog back, finish what runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskAudit:
+    """Answered by AuditReport."""
+
+    ask_id: int
+
+
+ToWorker = Submit | Cancel | Recall | Hold | Release | Configure | Ballast | Clear | Drain | AskAudit
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A worker's own view of its load, in every heartbeat. ``ack`` = last dispatch number seen."""
+
+    running: int = 0
+    waiting: int = 0
+    prefill_tokens: int = 0
+    """Prompt tokens of its requests not yet computed."""
+    decode_blocks: int = 0
+    """Blocks referenced."""
+    free_blocks: int = 0
+    ack: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first message of an incarnation, after its warm-up."""
+
+    worker: int
+    incarnation: str
+    epoch: int
+    blocks: int
+    block_size: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    incarnation: str
+    epoch: int
+    step: int
+    step_started: int | None
+    """ns; None while no step runs."""
+    state: str
+    """``ready``, ``draining`` or ``loading``."""
+    load: Load
+    metrics: dict[str, Any] = field(default_factory=dict)
+    """Cumulative meter snapshot (engine.telemetry.Meter.snapshot)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokensOut:
+    id: int
+    attempt: int
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Prefill progress: prompt tokens computed or hit so far."""
+
+    id: int
+    attempt: int
+    computed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Not taken, nothing computed: the request keeps its place at the gateway."""
+
+    id: int
+    attempt: int
+    reason: str
+    """``backlog``, ``draining`` or ``recalled``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The one terminal message of an attempt that was taken."""
+
+    id: int
+    attempt: int
+    reason: Finish
+    truth: WorkerTruth
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KvEvent:
+    """``stored`` (digests with their parent), ``removed`` (with a cause) or ``cleared``."""
+
+    kind: str
+    digests: tuple[bytes, ...] = ()
+    parent: bytes | None = None
+    cause: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KvEvents:
+    epoch: int
+    seq: int
+    events: tuple[KvEvent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    hold_id: int
+    id: int
+    client_id: str
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    ask_id: int
+    audit: dict[str, Any]
+    """``{"blocks": N, "free":, "fenced":, "referenced":, "waiting":, "running":, "violations": [..]}``"""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The worker cannot go on; it exits after this."""
+
+    reason: str
+
+
+FromWorker = (
+    Hello | Heartbeat | TokensOut | Progress | Refused | Done | KvEvents | Held | AuditReport | Failed
+)

@@ -1,0 +1,27 @@
+"""Text to token ids and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+
+class Tokenizer(Protocol):
+    """What the gateway needs of a tokenizer. All methods are pure and thread-safe."""
+
+    digest: str
+    vocabulary: int
+    eos_ids: frozenset[int]
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of ``text``, without special tokens added; special tokens in ``text`` are recognised."""
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Ids, and for each the span of characters of ``text`` that it covers."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ``ids`` without special tokens; incomplete UTF-8 at the end gives U+FFFD."""
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt text of a chat, with the generation prompt. Raises ValueError if the template
+        refuses the messages."""

@@ -1,0 +1,121 @@
+"""The nouns that gateway, worker and scheduler share: a request, how it ends, what truly happened."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+Tokens = array  # array("I"): token ids as u32; never changed once it is inside a Request
+
+
+class Finish(StrEnum):
+    """Why a request ended (ENGINE E33). Exactly one per submitted request."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    ERROR = "error"
+
+
+class Phase(StrEnum):
+    """Where a request is (ENGINE E34, E48)."""
+
+    QUEUED = "queued"
+    ADMITTED = "admitted"
+    PREFILL = "prefill"
+    TRANSFER = "transfer"
+    DECODE = "decode"
+
+
+class MissReason(StrEnum):
+    """The true reason why a prompt token was not read from cache (ENGINE E18), first that holds."""
+
+    BELOW_BLOCK = "below_block"
+    LAST_BLOCK_RULE = "last_block_rule"
+    ON_OTHER_WORKER = "on_other_worker"
+    EVICTED_TTL = "evicted_ttl"
+    EVICTED_CAPACITY = "evicted_capacity"
+    PREEMPTED = "preempted"
+    WORKER_RESTARTED = "worker_restarted"
+    BEING_COMPUTED = "being_computed"
+    DIFFERENT_NAMESPACE = "different_namespace"
+    NEVER_COMPUTED = "never_computed"
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """A run of blocks with one reason; ``tokens`` because the last block may be partial."""
+
+    reason: MissReason
+    first_block: int
+    blocks: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is drawn. ``temperature`` 0 is greedy; draws are keyed by (seed, index)."""
+
+    temperature: float = 0.0
+    seed: int = 0
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One attempt at one request, as the gateway dispatches it.
+
+    ``id`` is the gateway's own number and unique in its life; ``client_id`` is only remembered.
+    ``digests`` are those of the full prompt blocks, chained from ``root`` (ENGINE E7, E8).
+    """
+
+    id: int
+    tokens: Tokens[int]
+    root: bytes
+    digests: tuple[bytes, ...]
+    out_max: int
+    attempt: int = 1
+    client_id: str = ""
+    sampling: Sampling = Sampling()
+    class_: str = "default"
+    rank: int = 0
+    tenant: str = "default"
+    session: str | None = None
+    arrived: int = 0
+    deadline: int | None = None
+    """ns on the engine's clock."""
+
+
+@dataclass(slots=True)
+class WorkerTruth:
+    """What one worker did for one attempt. Times in ns on the worker's clock, None = did not happen."""
+
+    worker: int = 0
+    incarnation: str = ""
+    epoch: int = 0
+    first_scheduled: int | None = None
+    prefill_done: int | None = None
+    finished: int | None = None
+    cancel_phase: str | None = None
+    prompt: int = 0
+    computed: int = 0
+    """Prompt tokens computed for the first time."""
+    hit_device: int = 0
+    generated: int = 0
+    recomputed: int = 0
+    """Tokens computed again after a preemption."""
+    misses: list[Miss] = field(default_factory=list)
+    blocks_peak: int = 0
+    steps_prefill: int = 0
+    steps_decode: int = 0
+    rows_mean: float = 0.0
+    step_tokens_mean: float = 0.0
+    preemptions: int = 0
+    created_cache_tokens: int = 0
+
+
+TruthRow = dict[str, Any]
+"""One finished truth row of JOINTS 4: WorkerTruth's fields joined with the gateway's times and route."""

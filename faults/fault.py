@@ -1,0 +1,81 @@
+"""What a fault is, and the three doors it may use.
+
+Door 1 edits the plan before the run. Door 2 intercepts the client through LoadControls. Door 3 pulls
+a control of the target through Controls. Healing is part of the contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from loadgen.plan import Plan
+
+
+@dataclass(slots=True)
+class FaultWindow:
+    """One line of faults.jsonl (JOINTS 5); times in ns since t0, None = did not happen."""
+
+    id: str
+    type: str
+    target: str
+    planned: int | None = None
+    injected: int | None = None
+    proven: int | None = None
+    healed: int | None = None
+    proof: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+
+class Controls(Protocol):
+    """Door 3: the verbs of the admin door (JOINTS 8). A verb that the target lacks raises
+    NotImplementedError with the reason; a verb that fails raises RuntimeError."""
+
+    async def state(self) -> dict[str, Any]:
+        """``{"workers": [{"worker", "state", "incarnation", "pid", ..}], "requests": [..]}``"""
+
+    async def audit(self) -> dict[str, Any]: ...
+    async def kill(self, worker: int) -> None: ...
+    async def hold(self, phase: str, request: str | None = None, worker: int | None = None) -> int:
+        """Arm a breakpoint; returns its id. ``request`` is the client's request id."""
+
+    async def held(self, hold_id: int, timeout: float) -> dict[str, Any] | None:
+        """Wait until something is held there: ``{"request", "worker", "phase"}``; None on timeout (s)."""
+
+    async def release(self, hold_id: int) -> None: ...
+    async def truth(self) -> list[dict[str, Any]]:
+        """All finished truth rows of JOINTS 4."""
+
+
+class LoadControls(Protocol):
+    """Door 2: what may be done to requests in flight."""
+
+    def cancel(self, shot: int) -> None: ...
+    def request_id(self, shot: int) -> str:
+        """The X-Request-Id that the client sends for a shot."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a playing fault is given. ``now()`` is ns since t0."""
+
+    plan: Plan
+    controls: Controls
+    load: LoadControls
+    now: Callable[[], int]
+    sleep_until: Callable[[int], Any]
+    """Awaitable: returns at ns since t0, never earlier."""
+
+
+class Fault(Protocol):
+    """One fault. ``edit`` is door 1, pure and seeded. ``play`` runs while the load runs; it fills the
+    window as things happen and must heal what it broke also when it is cancelled."""
+
+    id: str
+
+    def edit(self, plan: Plan, rng: np.random.Generator) -> Plan: ...
+    def window(self) -> FaultWindow: ...
+    async def play(self, stage: Stage, window: FaultWindow) -> None: ...
