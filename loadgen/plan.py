@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from hashlib import blake2b
+from typing import Annotated, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.streams import stream
 
 Seconds = Annotated[float, "s"]
 Rate = Annotated[float, "1/s"]
@@ -20,6 +28,21 @@ class Phases:
     warmup: Seconds = 0.0
     cooldown: Seconds = 0.0
     drain: Seconds = 30.0
+
+    @property
+    def load_ns(self) -> int:
+        """Length of the time in which requests are due; then comes the drain."""
+        return round((self.warmup + self.window + self.cooldown) * 1e9)
+
+    @property
+    def window_ns(self) -> tuple[int, int]:
+        """[a, b) in ns since t0."""
+        return round(self.warmup * 1e9), round((self.warmup + self.window) * 1e9)
+
+    def of(self, due_ns: int) -> PhaseName:
+        """The phase of a due time (MEASUREMENT C21)."""
+        a, b = self.window_ns
+        return "warmup" if due_ns < a else "window" if due_ns < b else "cooldown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +98,52 @@ class Shot:
     slice: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A session about to be planned: the ``index``-th of its load, due at ``due_ns`` (since t0)."""
+
+    index: int
+    due_ns: int
+    first_id: int
+    """Id of its first shot; its turn k gets ``first_id + k``."""
+    key: str
+    """Prefix of the text keys of its load."""
+    rng: np.random.Generator
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One request of a session; ``after_ns`` = think time after the answer before it (not the first)."""
+
+    prompt: tuple[Part, ...]
+    n_out: int
+    after_ns: int | None = None
+
+
+class Arrival(Protocol):
+    """When sessions start (loadgen.arrivals)."""
+
+    def due_times(self, span: float, rng: np.random.Generator) -> NDArray[np.int64]:
+        """ns since the start of the span, sorted, each in [0, span); ``span`` in s."""
+
+
+class Workload(Protocol):
+    """What a session sends (loadgen.workload)."""
+
+    def session(self, opening: Opening) -> tuple[Turn, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One line of a scenario's ``load``: who comes when, and asks for what."""
+
+    class_: str
+    arrival: Arrival
+    workload: Workload
+    tenant: str = "default"
+    rank: int = 0
+
+
 @dataclass(frozen=True)
 class Plan:
     """Shots in order of id; ids are 0..n-1. The digest covers all that decides what is sent when."""
@@ -83,5 +152,59 @@ class Plan:
     phases: Phases
     seed: int
 
+    @classmethod
+    def make(cls, loads: Sequence[Load], phases: Phases, seed: int, slices: int = 1) -> Plan:
+        """Draw every send from one seed. A session stays on one of ``slices`` load processes."""
+        shots: list[Shot] = []
+        for session, (due_ns, index, number) in enumerate(_openings(loads, phases, seed)):
+            rng = stream(seed, "session", number, index)
+            opening = Opening(index, due_ns, len(shots), f"{seed}/{number}", rng)
+            shots += _session(loads[number], opening, session, phases.of(due_ns), session % slices)
+        return cls(tuple(shots), phases, seed)
+
     def with_shots(self, shots: tuple[Shot, ...]) -> Plan:
         return replace(self, shots=shots)
+
+    def of_slice(self, slice: int) -> tuple[Shot, ...]:
+        return tuple(shot for shot in self.shots if shot.slice == slice)
+
+    @property
+    def digest(self) -> str:
+        """Hex of blake2b-128 over seed, phases and every field of every shot."""
+        digest = blake2b(digest_size=16)
+        digest.update(json.dumps([self.seed, asdict(self.phases)], sort_keys=True).encode())
+        for shot in self.shots:
+            digest.update(json.dumps(asdict(shot), sort_keys=True).encode())
+        return digest.hexdigest()
+
+
+def _openings(loads: Sequence[Load], phases: Phases, seed: int) -> list[tuple[int, int, int]]:
+    """(due ns, index within its load, number of its load) of every session, in order of due time."""
+    span = phases.warmup + phases.window + phases.cooldown
+    return sorted(
+        (int(due), index, number)
+        for number, load in enumerate(loads)
+        for index, due in enumerate(load.arrival.due_times(span, stream(seed, "arrival", number)))
+    )
+
+
+def _session(load: Load, at: Opening, session: int, phase: PhaseName, slice: int) -> list[Shot]:
+    return [
+        Shot(
+            id=at.first_id + k,
+            class_=load.class_,
+            phase=phase,
+            session=session,
+            turn=k,
+            prompt=turn.prompt,
+            n_in_asked=sum(part.tokens for part in turn.prompt),
+            n_out_asked=turn.n_out,
+            due_ns=at.due_ns if k == 0 else None,
+            after_ns=turn.after_ns if k else None,
+            parent=at.first_id + k - 1 if k else None,
+            tenant=load.tenant,
+            rank=load.rank,
+            slice=slice,
+        )
+        for k, turn in enumerate(load.workload.session(at))
+    ]

@@ -1,0 +1,35 @@
+"""Models: what a name stands for, its weights, its tokenizer, and the network itself.
+
+What the rest of the engine calls is here and imports no torch; ``load_runner`` does when it runs.
+"""
+
+from engine.model.llama_config import ModelError
+from engine.model.loader import (
+    Budget,
+    budget,
+    identity,
+    kv_bytes_per_token,
+    load_runner,
+    load_tokenizer,
+    max_positions,
+    resolve,
+)
+from engine.model.pull import MODELS, PullError, pull, pulled
+from engine.model.tokenizer import Tokenizer
+
+__all__ = [
+    "MODELS",
+    "Budget",
+    "ModelError",
+    "PullError",
+    "Tokenizer",
+    "budget",
+    "identity",
+    "kv_bytes_per_token",
+    "load_runner",
+    "load_tokenizer",
+    "max_positions",
+    "pull",
+    "pulled",
+    "resolve",
+]

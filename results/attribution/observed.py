@@ -48,6 +48,12 @@ class Component:
     hash: str = ""
     canon_hash: str = ""
     mask_hash: str = ""
+    text: str | None = None
+    """Only with ``--keep-text``: tells a dropped field or whitespace from any other edit."""
+    media: str | None = None
+    """Kind of an embedded medium, such as ``image``."""
+    cache_ttl: str | None = None
+    """A cache marker at the end of this component, with its life."""
 
 
 @dataclass(slots=True)
@@ -66,6 +72,8 @@ class Observed:
     """Of all prompt tokens."""
     output_hashes: Hashes | None = None
     """Of the output tokens, at the positions that follow the prompt."""
+    output: Component | None = None
+    """The answer as a component, as it would be sent back; ``start`` is the prompt's length."""
     branch: str = "0"
     declared_parent: str | None = None
     retry_of: str | None = None
@@ -77,6 +85,8 @@ class Observed:
     adapter: str | None = None
     service_tier: str | None = None
     cache_key: str | None = None
+    retention: str | None = None
+    """Name of the life that was asked for; None = the policy's first."""
     params: dict[str, str] = field(default_factory=dict)
     app_events: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,52 @@
+"""One HTTP exchange as the API layer sees it, whoever carries the bytes: a socket, or nothing at all in
+virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from engine.api.answers import dump
+from engine.api.errors import ApiError
+
+Headers = tuple[tuple[str, str], ...]
+Abort = Callable[[], None]
+"""The client is gone. Idempotent; nothing is written to the sink afterwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiRequest:
+    """``headers`` by lower-case name; ``path`` without the query string."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes = b""
+
+
+class Sink(Protocol):
+    """Where an answer goes: ``start`` once, ``write`` any number of times, ``end`` once."""
+
+    def start(self, status: int, headers: Headers) -> None: ...
+    def write(self, data: bytes) -> None: ...
+    def end(self) -> None: ...
+
+
+def answer_bytes(
+    sink: Sink, body: bytes, kind: str = "application/json", status: int = 200, headers: Headers = ()
+) -> None:
+    """A whole answer at once."""
+    sink.start(status, (("Content-Type", kind), ("Content-Length", str(len(body))), *headers))
+    sink.write(body)
+    sink.end()
+
+
+def answer_json(sink: Sink, value: Any, status: int = 200, headers: Headers = ()) -> None:
+    answer_bytes(sink, dump(value), status=status, headers=headers)
+
+
+def answer_error(sink: Sink, error: ApiError, headers: Headers = ()) -> None:
+    if error.retry_after is not None:
+        headers = (*headers, ("Retry-After", str(error.retry_after)))
+    answer_json(sink, error.body(), error.status, headers)

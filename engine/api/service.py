@@ -1,0 +1,237 @@
+"""The HTTP interface without the sockets: routes, identities, and what becomes of each request.
+
+The live server and virtual time both call ``Service.handle``, so a client gets the same bytes from both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from engine.api import openai
+from engine.api.errors import ApiError
+from engine.api.exchange import (
+    Abort,
+    ApiRequest,
+    Headers,
+    Sink,
+    answer_bytes,
+    answer_error,
+    answer_json,
+)
+from engine.api.generation import Generation, Stamps
+from engine.api.prompts import components, tokenise
+from engine.config import EngineConfig
+from engine.fleet.backend import Ask, Backend
+from engine.model.tokenizer import Tokenizer
+from engine.request import Sampling, Tokens
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OFF_LOOP_BYTES = 16 * 1024
+"""Bodies from this size on are tokenised on a thread, where there is one."""
+
+log = logging.getLogger(__name__)
+
+
+class Front(Backend, Protocol):
+    """What the API asks of the fleet besides generations."""
+
+    def not_ready(self) -> tuple[str, int] | None:
+        """Why no worker can serve now and after how many seconds to try again; None when one can."""
+
+    def metrics(self) -> bytes:
+        """The text of /metrics."""
+
+    def digests(self, tokens: Tokens[int], tenant: str) -> Sequence[bytes]:
+        """Digests of the full blocks of a prompt (ENGINE E8)."""
+
+
+class Service:
+    """Handles exchanges on one event loop.
+
+    ``executor`` tokenises long prompts off the loop. ``charge`` is set in virtual time: seconds that a
+    prompt of so many tokens spends in gateway and tokenizer (ENGINE E40).
+    """
+
+    def __init__(
+        self,
+        front: Front,
+        tokenizer: Tokenizer,
+        config: EngineConfig,
+        stamps: Stamps,
+        executor: Executor | None = None,
+        charge: Callable[[int], float] | None = None,
+    ) -> None:
+        self._front = front
+        self._tokenizer = tokenizer
+        self._config = config
+        self._stamps = stamps
+        self._executor = executor
+        self._charge = charge
+        self._requests = 0
+        self._running: set[asyncio.Task[None]] = set()
+        self._routes: dict[tuple[str, str], Callable[[ApiRequest, Sink], Abort | None]] = {
+            ("POST", "/v1/chat/completions"): lambda r, s: self._generate(r, s, openai.parse_chat),
+            ("POST", "/v1/completions"): lambda r, s: self._generate(r, s, openai.parse_completion),
+            ("GET", "/v1/models"): self._models,
+            ("POST", "/tokenize"): self._tokenize,
+            ("GET", "/live"): lambda _, sink: answer_json(sink, {"live": True}),
+            ("GET", "/ready"): self._ready,
+            ("GET", "/metrics"): lambda _, sink: answer_bytes(sink, front.metrics(), METRICS_TYPE),
+        }
+
+    def handle(self, request: ApiRequest, sink: Sink) -> Abort:
+        """Begin to answer on ``sink``; returns what to call when the client goes away."""
+        try:
+            abort = self._route(request)(request, sink)
+        except ApiError as error:
+            answer_error(sink, error, _echo(request))
+        except Exception:  # E2: one request ends, never the process
+            log.exception("%s %s failed", request.method, request.path)
+            answer_error(sink, ApiError(500, "internal_error", "internal error"), _echo(request))
+        else:
+            return abort or _nothing
+        return _nothing
+
+    def _route(self, request: ApiRequest) -> Callable[[ApiRequest, Sink], Abort | None]:
+        found = self._routes.get((request.method, request.path))
+        if found is not None:
+            return found
+        methods = [method for method, path in self._routes if path == request.path]
+        if methods:
+            raise ApiError(405, "method_not_allowed", f"{request.path} takes {', '.join(methods)}")
+        raise ApiError(404, "unknown_path", f"there is no {request.path}")
+
+    def _generate(self, request: ApiRequest, sink: Sink, parse: Callable[[bytes], openai.Call]) -> Abort:
+        received = self._stamps.clock()
+        call = parse(request.body)
+        if call.model != self._config.model:
+            message = f"this engine serves {self._config.model!r}, not {call.model!r}"
+            raise ApiError(404, "model_not_found", message, param="model")
+        deadline = _deadline(request.headers)
+        generation = Generation(self._front, self._tokenizer, self._stamps, call, sink, _echo(request))
+
+        def submit(tokens: Tokens[int]) -> None:
+            generation.submit(
+                Ask(
+                    tokens,
+                    call.max_tokens,
+                    self._sampling(call),
+                    self._class(request.headers),
+                    _tenant(request.headers),
+                    request.headers.get("x-headrace-session"),
+                    request.headers.get("x-request-id", ""),
+                    call.cache_salt,
+                    deadline,
+                    received,
+                )
+            )
+
+        if self._charge is not None:
+            tokens = tokenise(self._tokenizer, call.prompt)
+            asyncio.get_running_loop().call_later(self._charge(len(tokens)), submit, tokens)
+        elif self._executor is not None and len(request.body) >= OFF_LOOP_BYTES:
+            self._spawn(self._tokenise_aside(self._executor, call.prompt, submit, generation))
+        else:
+            submit(tokenise(self._tokenizer, call.prompt))
+        return generation.abort
+
+    async def _tokenise_aside(
+        self,
+        executor: Executor,
+        prompt: openai.Prompt,
+        submit: Callable[[Tokens[int]], None],
+        generation: Generation,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            tokens = await loop.run_in_executor(executor, tokenise, self._tokenizer, prompt)
+        except ApiError as error:
+            generation.fail(error)
+        except Exception:
+            log.exception("tokenising failed")
+            generation.fail(ApiError(500, "internal_error", "the prompt could not be tokenised"))
+        else:
+            submit(tokens)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)  # the loop itself keeps only a weak reference
+        task.add_done_callback(self._running.discard)
+
+    def _sampling(self, call: openai.Call) -> Sampling:
+        self._requests += 1
+        seed = call.seed
+        if seed is None:
+            # Two requests without a seed must differ, two runs of the engine must not.
+            key = f"{self._config.seed}/{self._requests}".encode()
+            seed = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
+        return Sampling(call.temperature, seed & (1 << 63) - 1, call.ignore_eos)
+
+    def _class(self, headers: Mapping[str, str]) -> str:
+        """The class asked for; without the header ``default``, or the first of the table."""
+        classes = self._config.classes
+        fallback = "default" if "default" in classes else next(iter(classes))
+        return headers.get("x-headrace-class", fallback)
+
+    def _models(self, _: ApiRequest, sink: Sink) -> None:
+        model = {
+            "id": self._config.model,
+            "object": "model",
+            "created": self._stamps.created(),
+            "owned_by": "headrace",
+            "max_model_len": self._config.max_model_len,
+        }
+        answer_json(sink, {"object": "list", "data": [model]})
+
+    def _tokenize(self, request: ApiRequest, sink: Sink) -> None:
+        ids, found = components(self._tokenizer, openai.parse_tokenize(request.body))
+        digests = self._front.digests(ids, _tenant(request.headers))
+        answer_json(
+            sink,
+            {
+                "tokens": ids.tolist(),
+                "count": len(ids),
+                "digests": [digest.hex() for digest in digests],
+                "components": [asdict(component) for component in found],
+            },
+        )
+
+    def _ready(self, _: ApiRequest, sink: Sink) -> None:
+        reason = self._front.not_ready()
+        if reason is not None:
+            text, retry_after = reason
+            raise ApiError(503, "not_ready", text, retry_after=retry_after)
+        answer_json(sink, {"ready": True, "model": self._config.model})
+
+
+def _nothing() -> None:
+    """Nobody minds that this client is gone."""
+
+
+def _tenant(headers: Mapping[str, str]) -> str:
+    return headers.get("x-headrace-tenant", "default")
+
+
+def _echo(request: ApiRequest) -> Headers:
+    own = request.headers.get("x-request-id")
+    return (("X-Request-Id", own),) if own else ()
+
+
+def _deadline(headers: Mapping[str, str]) -> float | None:
+    """Seconds that a request may take, from X-Deadline-Ms. Raises ApiError 400."""
+    given = headers.get("x-deadline-ms")
+    if given is None:
+        return None
+    try:
+        milliseconds = float(given)
+    except ValueError:
+        milliseconds = -1.0
+    if not 0 < milliseconds < 1e10:
+        raise ApiError(400, "invalid_value", f"X-Deadline-Ms: {given!r} is no number of ms above 0")
+    return milliseconds / 1000

@@ -1,0 +1,79 @@
+"""The part of the true miss reason that only the gateway knows (ENGINE E18, FLEET F32).
+
+A worker sees its own pool; that another worker held the block, was computing it, or lost it with an
+earlier epoch is known here. It is written down at the decision, for later the index has moved on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.fleet.index import EventIndex, PredictedIndex
+from engine.fleet.run import Facts
+from engine.request import Miss, MissReason
+
+_RANK = {reason: rank for rank, reason in enumerate(MissReason)}
+_FINAL = (MissReason.BELOW_BLOCK, MissReason.LAST_BLOCK_RULE)
+
+
+def facts_at(
+    digests: Sequence[bytes], worker: int, events: EventIndex, predicted: PredictedIndex, others: int
+) -> Facts:
+    """What is known of each block if the request goes to ``worker``; ``others`` masks the other workers
+    that count. A block that the worker holds behind one it lacks shares that one's reason."""
+    bit, runs, last, hole = 1 << worker, [], None, False
+    for block, digest in enumerate(digests):
+        holders = events.holders(digest)
+        if hole and holders & bit:
+            continue
+        hole = hole or not holders & bit
+        reason: MissReason | None
+        if holders & others:
+            reason = MissReason.ON_OTHER_WORKER
+        elif events.was_lost(digest):
+            reason = MissReason.WORKER_RESTARTED
+        elif predicted.elsewhere(digest, worker):
+            reason = MissReason.BEING_COMPUTED
+        else:
+            reason = None
+        if reason is not last or not runs:
+            runs.append((block, reason))
+            last = reason
+    return tuple(runs)
+
+
+def refine(misses: Sequence[Miss], facts: Facts, block_size: int) -> tuple[Miss, ...]:
+    """The worker's misses with the gateway's knowledge: of both reasons the first in E18's order."""
+    refined: list[Miss] = []
+    for miss in misses:
+        for piece, fact in _pieces(miss, facts, block_size):
+            reason = piece.reason
+            if fact is not None and reason not in _FINAL and _RANK[fact] < _RANK[reason]:
+                reason = fact
+            _append(refined, Miss(reason, piece.first_block, piece.blocks, piece.tokens))
+    return tuple(refined)
+
+
+def _pieces(miss: Miss, facts: Facts, block_size: int) -> list[tuple[Miss, MissReason | None]]:
+    """``miss`` cut where the facts change."""
+    end = miss.first_block + miss.blocks
+    cuts = [start for start, _ in facts if miss.first_block < start < end]
+    edges = [miss.first_block, *cuts, end]
+    pieces, left = [], miss.tokens
+    for first, after in zip(edges, edges[1:], strict=False):
+        tokens = left if after == end else (after - first) * block_size
+        left -= tokens
+        known = [reason for start, reason in facts if start <= first]
+        pieces.append((Miss(miss.reason, first, after - first, tokens), known[-1] if known else None))
+    return pieces
+
+
+def _append(misses: list[Miss], miss: Miss) -> None:
+    if misses and misses[-1].reason is miss.reason:
+        before = misses[-1]
+        if before.first_block + before.blocks == miss.first_block:
+            miss = Miss(
+                miss.reason, before.first_block, before.blocks + miss.blocks, before.tokens + miss.tokens
+            )
+            misses.pop()
+    misses.append(miss)

@@ -1,0 +1,358 @@
+"""Block identity, and the pool that hands blocks out.
+
+A block is ``block_size`` token positions of KV memory. Block 0 is the null block: it is never handed
+out, so a pool of N usable blocks has the ids 1..N (ENGINE E10).
+
+Every usable block is in exactly one place (invariant K1)::
+
+    blank ──allocate──> referenced ──release──> [fenced until its last step is applied] ──┐
+      ^ <───────────── without digest ────────────────────────────────────────────────────┤
+      └──evict── cached (one list per life, least recently released first) <──with digest─┘
+                    └──acquire (a hit)──> referenced
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from hashlib import blake2b
+from typing import Protocol
+
+from engine.request import Tokens
+
+SCHEMA = "1"
+"""Version of the digest scheme; part of every namespace root."""
+
+
+def namespace_root(
+    *,
+    model: str,
+    block_size: int,
+    isolation_key: str | None,
+    weights: str | None = None,
+    tokenizer: str | None = None,
+    positions: str | None = None,
+    precision: str | None = None,
+    tensor_parallel: int = 1,
+    adapter: str | None = None,
+    adapter_digest: str | None = None,
+    salt: str | None = None,
+) -> bytes:
+    """The 16-byte root from which a request's block digests are chained (ENGINE E7).
+
+    Everything that changes K/V is in it, so equal digests mean equal K/V. Each field goes in as
+    (name, present?, value) with lengths, hence a missing value differs from an empty one and equal
+    strings in different fields differ. ``isolation_key`` is the tenant unless tenants share a cache.
+    """
+    fields = (
+        ("schema", SCHEMA),
+        ("model", model),
+        ("weights", weights),
+        ("tokenizer", tokenizer),
+        ("positions", positions),
+        ("precision", precision),
+        ("block_size", str(block_size)),
+        ("tensor_parallel", str(tensor_parallel)),
+        ("adapter", adapter),
+        ("adapter_digest", adapter_digest),
+        ("isolation_key", isolation_key),
+        ("salt", salt),
+    )
+    hashed = blake2b(digest_size=16)
+    for name, value in fields:
+        # surrogatepass: clients' strings may hold lone surrogates, which must neither fail nor merge.
+        raw = b"" if value is None else value.encode("utf-8", "surrogatepass")
+        present = b"\0" if value is None else b"\1"
+        hashed.update(len(name).to_bytes(2, "little") + name.encode() + present)
+        hashed.update(len(raw).to_bytes(8, "little") + raw)
+    return hashed.digest()
+
+
+def token_bytes(tokens: Tokens[int]) -> bytes:
+    """The tokens as u32 little-endian, whatever this machine's byte order is."""
+    if sys.byteorder == "little":
+        return tokens.tobytes()
+    swapped = array("I", tokens)
+    swapped.byteswap()
+    return swapped.tobytes()
+
+
+def block_digests(root: bytes, tokens: Tokens[int], block_size: int) -> tuple[bytes, ...]:
+    """Chained 16-byte digests of the full blocks of ``tokens`` (ENGINE E8).
+
+    ``D_i = blake2b-128(D_{i-1} || tokens of block i as u32 LE)`` with ``D_{-1} = root``.
+    """
+    data = token_bytes(tokens)
+    width = 4 * block_size
+    digests = []
+    previous = root
+    for start in range(0, len(data) - width + 1, width):
+        previous = blake2b(previous + data[start : start + width], digest_size=16).digest()
+        digests.append(previous)
+    return tuple(digests)
+
+
+def blocks_for(tokens: int, block_size: int) -> int:
+    """need(t) = ceil(t/B): blocks that ``tokens`` positions take."""
+    return -(-tokens // block_size)
+
+
+class Evictable(Protocol):
+    """Who must know when the pool takes a cached block away from the prefix cache."""
+
+    def evicted(self, block: int, now: int) -> None: ...
+
+
+EvictionRank = Callable[[int | None, int], tuple[int, int]]
+"""(life in ns or None, time of release in ns) of a list's head -> sort key; the smallest goes first."""
+
+
+def lru(life: int | None, released: int) -> tuple[int, int]:
+    """Longest since its release goes first."""
+    return 0, released
+
+
+def ttl(life: int | None, released: int) -> tuple[int, int]:
+    """Blocks without a promised life go first, then least life left."""
+    return (0, released) if life is None else (1, released + life)
+
+
+EVICTIONS: dict[str, EvictionRank] = {"lru": lru, "ttl": ttl}
+
+PASSED_OVER = 8
+"""At most so many blocks with a resident child are passed over in search of a victim (ENGINE E19)."""
+
+
+class BlockList:
+    """One doubly linked list through arrays that all lists of a pool share: O(1) everywhere."""
+
+    __slots__ = ("_next", "_previous", "head", "length", "tail")
+
+    def __init__(self, previous: list[int], following: list[int]) -> None:
+        self._previous = previous
+        self._next = following
+        self.head = 0  # the null block is in no list, so 0 can mean "none"
+        self.tail = 0
+        self.length = 0
+
+    def push_front(self, block: int) -> None:
+        self._previous[block], self._next[block] = 0, self.head
+        if self.head:
+            self._previous[self.head] = block
+        else:
+            self.tail = block
+        self.head = block
+        self.length += 1
+
+    def push_back(self, block: int) -> None:
+        self._previous[block], self._next[block] = self.tail, 0
+        if self.tail:
+            self._next[self.tail] = block
+        else:
+            self.head = block
+        self.tail = block
+        self.length += 1
+
+    def unlink(self, block: int) -> None:
+        before, after = self._previous[block], self._next[block]
+        if before:
+            self._next[before] = after
+        else:
+            self.head = after
+        if after:
+            self._previous[after] = before
+        else:
+            self.tail = before
+        self.length -= 1
+
+    def __iter__(self) -> Iterator[int]:
+        block = self.head
+        while block:
+            yield block
+            block = self._next[block]
+
+
+class BlockPool:
+    """N usable blocks with reference counts, free lists and fences.
+
+    Times are ns. ``has_child(block)`` tells whether a cached block's extension is resident too; the
+    prefix cache sets it together with ``listener``.
+    """
+
+    def __init__(self, blocks: int, eviction: str = "lru") -> None:
+        self.size = blocks
+        self.ref = [0] * (blocks + 1)
+        self.digested = bytearray(blocks + 1)
+        self.life: list[int | None] = [None] * (blocks + 1)
+        self.released = [0] * (blocks + 1)
+        self.eviction = eviction
+        self.listener: Evictable | None = None
+        self.has_child: Callable[[int], bool] = lambda block: False
+        self.referenced = 0
+        self.applied_step = -1
+        self._previous = [0] * (blocks + 1)
+        self._next = [0] * (blocks + 1)
+        self.blank = self._new_list()
+        self.cached: dict[int | None, BlockList] = {}
+        self.fences: deque[tuple[int, list[int]]] = deque()
+        self.fenced = 0
+        self._cached_length = 0
+        self._listed = bytearray(blocks + 1)
+        for block in range(1, blocks + 1):
+            self.blank.push_back(block)
+
+    @property
+    def free(self) -> int:
+        """Unreferenced and unfenced blocks, cached ones included."""
+        return self.blank.length + self._cached_length
+
+    @property
+    def cached_free(self) -> int:
+        """Free blocks that still hold a digest."""
+        return self._cached_length
+
+    def allocate(self, count: int, now: int) -> list[int] | None:
+        """``count`` blocks with one reference each, or None and nothing has changed (ENGINE E13)."""
+        if count > self.free:
+            return None
+        taken = []
+        for _ in range(count):
+            if self.blank.length:
+                block = self.blank.head
+                self.blank.unlink(block)
+            else:
+                block = self._evict(now)
+            self.ref[block] = 1
+            taken.append(block)
+        self.referenced += count
+        return taken
+
+    def acquire(self, blocks: Iterable[int]) -> None:
+        """Take one more reference on each: the blocks of a hit, resident by contract."""
+        for block in blocks:
+            if self.ref[block] == 0:
+                if self._listed[block]:
+                    self._unlink_cached(block)
+                else:
+                    self._leave_fence(block)
+                self.referenced += 1
+            self.ref[block] += 1
+
+    def release(self, table: list[int], now: int, fence: int | None = None, life: int | None = None) -> None:
+        """Give back one reference on each block of a table, last block first (ENGINE E12).
+
+        ``fence`` is the last step that may still write them: they rejoin a free list only when it
+        has been applied (ENGINE E35). ``life`` in ns starts now for those that keep a digest.
+        """
+        waiting = []
+        for block in reversed(table):
+            self.ref[block] -= 1
+            if life is not None:
+                self.life[block] = max(life, self.life[block] or 0)
+            if self.ref[block] == 0:
+                self.referenced -= 1
+                waiting.append(block)
+        if fence is not None and fence > self.applied_step:
+            if waiting:
+                self.fences.append((fence, waiting))
+                self.fenced += len(waiting)
+        else:
+            self._rejoin(waiting, now)
+
+    def applied(self, step: int, now: int) -> None:
+        """Step ``step`` writes no more: blocks fenced by it are free."""
+        self.applied_step = max(self.applied_step, step)
+        while self.fences and self.fences[0][0] <= self.applied_step:
+            _, blocks = self.fences.popleft()
+            self.fenced -= len(blocks)
+            self._rejoin(blocks, now)
+
+    def mark(self, block: int) -> None:
+        """A referenced block got a digest."""
+        self.digested[block] = 1
+
+    def unmark(self, block: int) -> None:
+        """A block lost its digest; a free one becomes blank, the first to be handed out."""
+        if not self.digested[block]:
+            return
+        if self._listed[block]:
+            self._unlink_cached(block)
+            self.blank.push_front(block)
+        self.digested[block] = 0
+        self.life[block] = None
+
+    def expired(self, now: int) -> Iterator[int]:
+        """Cached free blocks whose life has run out; the caller unmarks each before the next."""
+        for life, blocks in list(self.cached.items()):
+            while life is not None and blocks.head and self.released[blocks.head] + life <= now:
+                yield blocks.head
+
+    def next_expiry(self) -> int | None:
+        """When the first cached block's life runs out, None if none has one."""
+        ends = (
+            self.released[blocks.head] + life
+            for life, blocks in self.cached.items()
+            if life is not None and blocks.head
+        )
+        return min(ends, default=None)
+
+    def _evict(self, now: int) -> int:
+        block = self._victim()
+        if self.listener is not None:
+            self.listener.evicted(block, now)
+        self._unlink_cached(block)
+        self.digested[block] = 0
+        self.life[block] = None
+        return block
+
+    def _victim(self) -> int:
+        """The best head by rank; blocks with a resident child are passed over, 8 at most (E19)."""
+        rank = EVICTIONS[self.eviction]
+        heads = {life: blocks.head for life, blocks in self.cached.items() if blocks.head}
+        first = 0
+        for _ in range(PASSED_OVER + 1):
+            if not heads:
+                break
+            life = min(heads, key=lambda key: rank(key, self.released[heads[key]]))
+            block = heads[life]
+            if not self.has_child(block):
+                return block
+            first = first or block
+            if following := self._next[block]:
+                heads[life] = following
+            else:
+                del heads[life]
+        return first
+
+    def _rejoin(self, blocks: list[int], now: int) -> None:
+        for block in blocks:
+            self.released[block] = now
+            if self.digested[block]:
+                life = self.life[block]
+                if life not in self.cached:
+                    self.cached[life] = self._new_list()
+                self.cached[life].push_back(block)
+                self._cached_length += 1
+                self._listed[block] = 1
+            else:
+                self.life[block] = None
+                self.blank.push_front(block)
+
+    def _leave_fence(self, block: int) -> None:
+        for _, blocks in self.fences:
+            if block in blocks:
+                blocks.remove(block)
+                self.fenced -= 1
+
+    def _unlink_cached(self, block: int) -> None:
+        blocks = self.cached[self.life[block]]
+        blocks.unlink(block)
+        if not blocks.length:
+            del self.cached[self.life[block]]
+        self._cached_length -= 1
+        self._listed[block] = 0
+
+    def _new_list(self) -> BlockList:
+        return BlockList(self._previous, self._next)

@@ -1,0 +1,333 @@
+"""Which block holds which content, and why a prompt token was not read from cache.
+
+The digest map names content that is resident *and computed*: a digest enters it only after the step
+that computed the block has committed (ENGINE E16), and leaves it when the pool hands the block out
+again, when its life ends, or when everything is cleared.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from enum import StrEnum
+
+from engine.kv.blocks import BlockPool, block_digests, token_bytes
+from engine.messages import KvEvent
+from engine.request import Miss, MissReason, Tokens
+from engine.telemetry import Meter
+
+CONTENT_ROOT = b"content"
+"""Root of content fingerprints: the same chain as block digests, blind to the namespace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The leading run of a request's blocks that is resident.
+
+    ``blocks`` is what may be read, capped by the last-token rule (ENGINE E17); ``resident`` counts
+    the whole run.
+    """
+
+    blocks: tuple[int, ...]
+    resident: int
+
+
+class Published(StrEnum):
+    """What became of a computed block."""
+
+    STORED = "stored"
+    DUPLICATE = "duplicate"
+    """The content is there already; this copy only replaces it if the other goes first (E14)."""
+    COLLISION = "collision"
+    """The key is taken by other content; the block stays without digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a cached block holds: enough to verify a hit (ENGINE E9)."""
+
+    digest: bytes
+    parent: bytes
+    tokens: bytes
+    root: bytes
+
+
+@dataclass(slots=True)
+class _Growing:
+    """A KvEvent that later state changes may still extend."""
+
+    kind: str
+    digests: list[bytes]
+    parent: bytes | None = None
+    cause: str | None = None
+
+
+class PrefixCache:
+    """The digest map of one pool, its events, and the bounded memory behind true miss reasons.
+
+    ``digest_bits`` shortens the lookup key only (for tests of collisions); ``history`` bounds how many
+    lost digests and content fingerprints are remembered.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        meter: Meter,
+        *,
+        verify_tokens: bool = True,
+        digest_bits: int = 128,
+        history: int | None = None,
+    ) -> None:
+        self.pool = pool
+        self.block_size = block_size
+        self.meter = meter
+        self.verify_tokens = verify_tokens
+        self.content: dict[int, Content] = {}
+        self.complete = True
+        """False once the history has forgotten something: ``never_computed`` may then be untrue."""
+        self._key_bytes = digest_bits // 8
+        self._history = max(4 * pool.size, 16_384) if history is None else history
+        self._map: dict[bytes, int] = {}
+        self._copies: dict[bytes, list[int]] = {}
+        self._children: dict[bytes, int] = {}
+        self._lost: OrderedDict[bytes, MissReason] = OrderedDict()
+        self._fingerprints: OrderedDict[bytes, tuple[bytes, ...]] = OrderedDict()
+        self._computing: dict[bytes, int] = {}
+        self._preempted: set[int] = set()
+        self._events: list[_Growing] = []
+        pool.listener = self
+        pool.has_child = self._has_resident_child
+
+    def __len__(self) -> int:
+        """Distinct contents resident."""
+        return len(self._map)
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def match(self, root: bytes, digests: list[bytes], tokens: Tokens[int]) -> Match:
+        """The leading resident run of ``tokens``' full blocks. Changes nothing; O(run)."""
+        data = token_bytes(tokens)
+        found: list[int] = []
+        parent = root
+        for index, digest in enumerate(digests):
+            block = self._find(digest, parent, data, index)
+            if block is None:
+                break
+            found.append(block)
+            parent = digest
+        readable = min(len(found), (len(tokens) - 1) // self.block_size)
+        return Match(tuple(found[:readable]), len(found))
+
+    def take(self, blocks: tuple[int, ...], now: int) -> None:
+        """Reference the blocks of a hit; their lives stop."""
+        for block in blocks:
+            if self.pool.ref[block] == 0:
+                gap = (now - self.pool.released[block]) / 1e9
+                self.meter.observe("headrace_engine_block_reuse_gap_seconds", gap)
+            self._preempted.discard(block)
+        self.pool.acquire(blocks)
+
+    def holds(self, digest: bytes) -> bool:
+        block = self._map.get(digest[: self._key_bytes])
+        return block is not None and self.content[block].digest == digest
+
+    def is_first_copy(self, block: int) -> bool:
+        """True if the map names this very block."""
+        content = self.content.get(block)
+        return content is not None and self._map.get(content.digest[: self._key_bytes]) == block
+
+    def explain(self, root: bytes, digests: list[bytes], tokens: Tokens[int], match: Match) -> list[Miss]:
+        """One true reason for every prompt token that ``match`` does not cover (ENGINE E18).
+
+        Three reasons cannot be known here and are the gateway's to fill in: ``on_other_worker``,
+        ``worker_restarted`` and ``being_computed`` elsewhere.
+        """
+        runs: list[Miss] = []
+        first = len(match.blocks)
+        behind: MissReason | None = None
+        contents: tuple[bytes, ...] = ()
+        for index in range(first, len(digests)):
+            digest = digests[index]
+            reason: MissReason
+            if index < match.resident:
+                reason = MissReason.LAST_BLOCK_RULE
+            elif behind is not None and self.holds(digest):
+                reason = behind
+            elif (lost := self._lost.get(digest)) is not None:
+                reason = behind = lost
+            elif digest in self._computing:
+                reason = behind = MissReason.BEING_COMPUTED
+            else:
+                contents = contents or block_digests(CONTENT_ROOT, tokens, self.block_size)
+                other = any(known != root for known in self._fingerprints.get(contents[index], ()))
+                reason = behind = MissReason.DIFFERENT_NAMESPACE if other else MissReason.NEVER_COMPUTED
+            _extend(runs, reason, index, self.block_size)
+        if tail := len(tokens) % self.block_size:
+            _extend(runs, MissReason.BELOW_BLOCK, len(digests), tail)
+        return runs
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def publish(
+        self, block: int, digest: bytes, parent: bytes, tokens: bytes, root: bytes, fingerprint: bytes
+    ) -> Published:
+        """Enter a computed block after its step has committed (ENGINE E16)."""
+        key = digest[: self._key_bytes]
+        content = Content(digest, parent, tokens, root)
+        holder = self._map.get(key)
+        if holder is not None and self.content[holder].digest != digest:
+            return Published.COLLISION
+        self.content[block] = content
+        self.pool.mark(block)
+        if holder is not None:
+            self._copies.setdefault(key, []).append(block)
+            self.meter.inc("headrace_engine_duplicate_blocks_total")
+            return Published.DUPLICATE
+        self._map[key] = block
+        self._children[parent] = self._children.get(parent, 0) + 1
+        self._lost.pop(digest, None)
+        self._remember_content(fingerprint, root)
+        self._stored_event(digest, None if parent == root else parent)
+        return Published.STORED
+
+    def computing(self, digests: list[bytes]) -> None:
+        """An admitted request is going to compute these blocks."""
+        for digest in digests:
+            self._computing[digest] = self._computing.get(digest, 0) + 1
+
+    def computed(self, digests: list[bytes]) -> None:
+        """It has computed them, or ended before."""
+        for digest in digests:
+            left = self._computing[digest] - 1
+            if left:
+                self._computing[digest] = left
+            else:
+                del self._computing[digest]
+
+    def released(self, blocks: list[int], preempted: bool) -> None:
+        """Remember whether a preemption released these blocks: their loss then has that reason."""
+        if preempted:
+            self._preempted.update(block for block in blocks if self.pool.digested[block])
+        elif self._preempted:
+            self._preempted.difference_update(blocks)
+
+    def evicted(self, block: int, now: int) -> None:
+        """The pool gives a cached block to somebody else."""
+        preempted = block in self._preempted
+        reason = MissReason.PREEMPTED if preempted else MissReason.EVICTED_CAPACITY
+        self._observe_idle(block, now, "capacity")
+        self._forget(block, reason, "preempted" if preempted else "capacity")
+
+    def expire(self, now: int) -> None:
+        """Drop the blocks whose life has run out (ENGINE E15)."""
+        for block in self.pool.expired(now):
+            self._observe_idle(block, now, "ttl")
+            self._forget(block, MissReason.EVICTED_TTL, "ttl")
+            self.pool.unmark(block)
+
+    def clear(self) -> None:
+        """Drop every digest. What was resident leaves no reason here: the event subscriber knows it was
+        held by an earlier epoch."""
+        for block in list(self.content):
+            self.pool.unmark(block)
+        for forgotten in (self.content, self._map, self._copies, self._children, self._computing):
+            forgotten.clear()
+        self._preempted.clear()
+        self._events = [_Growing("cleared", [], cause="reset")]
+
+    def take_events(self) -> tuple[KvEvent, ...]:
+        """State changes since the last call, in order."""
+        events = tuple(KvEvent(e.kind, tuple(e.digests), e.parent, e.cause) for e in self._events)
+        self._events = []
+        for event in events:
+            self.meter.inc("headrace_engine_kv_events_total", type=event.kind)
+        return events
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _find(self, digest: bytes, parent: bytes, data: bytes, index: int) -> int | None:
+        block = self._map.get(digest[: self._key_bytes])
+        if block is None or not self.verify_tokens:
+            return block
+        width = 4 * self.block_size
+        content = self.content[block]
+        if content.parent == parent and content.tokens == data[index * width : (index + 1) * width]:
+            return block
+        self.meter.inc("headrace_engine_prefix_collisions_total")
+        return None
+
+    def _has_resident_child(self, block: int) -> bool:
+        return self.content[block].digest in self._children
+
+    def _forget(self, block: int, reason: MissReason, cause: str) -> None:
+        """Take a block out of the map. Only the loss of the last copy is a loss."""
+        content = self.content.pop(block)
+        self._preempted.discard(block)
+        key = content.digest[: self._key_bytes]
+        copies = self._copies.get(key)
+        if copies:
+            if self._map[key] == block:
+                self._map[key] = copies.pop(0)
+            else:
+                copies.remove(block)
+            if not copies:
+                del self._copies[key]
+            return
+        del self._map[key]
+        self._orphan(content.parent)
+        self._lost[content.digest] = reason
+        self._lost.move_to_end(content.digest)
+        if len(self._lost) > self._history:
+            self._lost.popitem(last=False)
+            self._overflow()
+        self._removed_event(content.digest, cause)
+
+    def _orphan(self, parent: bytes) -> None:
+        left = self._children[parent] - 1
+        if left:
+            self._children[parent] = left
+        else:
+            del self._children[parent]
+
+    def _remember_content(self, fingerprint: bytes, root: bytes) -> None:
+        roots = self._fingerprints.get(fingerprint, ())
+        if root not in roots:  # two different roots answer "is there another one?" for every asker
+            self._fingerprints[fingerprint] = (*roots[-1:], root)
+        self._fingerprints.move_to_end(fingerprint)
+        if len(self._fingerprints) > self._history:
+            self._fingerprints.popitem(last=False)
+            self._overflow()
+
+    def _overflow(self) -> None:
+        self.complete = False
+        self.meter.inc("headrace_engine_miss_history_overflow_total")
+
+    def _observe_idle(self, block: int, now: int, cause: str) -> None:
+        idle = (now - self.pool.released[block]) / 1e9
+        self.meter.observe("headrace_engine_block_idle_before_evict_seconds", idle)
+        self.meter.inc("headrace_engine_evicted_blocks_total", cause=cause, tier="device")
+
+    def _stored_event(self, digest: bytes, parent: bytes | None) -> None:
+        """Grow the last event if this block continues its chain."""
+        last = self._events[-1] if self._events else None
+        if last is not None and last.kind == "stored" and last.digests[-1] == parent:
+            last.digests.append(digest)
+        else:
+            self._events.append(_Growing("stored", [digest], parent))
+
+    def _removed_event(self, digest: bytes, cause: str) -> None:
+        last = self._events[-1] if self._events else None
+        if last is not None and last.kind == "removed" and last.cause == cause:
+            last.digests.append(digest)
+        else:
+            self._events.append(_Growing("removed", [digest], cause=cause))
+
+
+def _extend(runs: list[Miss], reason: MissReason, index: int, tokens: int) -> None:
+    """Run-length code: grow the last run or begin a new one at block ``index``."""
+    if runs and runs[-1].reason == reason:
+        last = runs[-1]
+        runs[-1] = Miss(reason, last.first_block, last.blocks + 1, last.tokens + tokens)
+    else:
+        runs.append(Miss(reason, index, 1, tokens))

@@ -1,0 +1,128 @@
+"""A tokenizer from a folder in Hugging Face layout, on the ``tokenizers`` library alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+from engine.model.chat import ChatTemplate, Messages
+
+_TOKENIZER = "tokenizer.json"
+_SETTINGS = "tokenizer_config.json"
+_TEMPLATE = "chat_template.jinja"
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+class HfTokenizer:
+    """``tokenizer.json`` with the chat template of ``chat_template.jinja`` or ``tokenizer_config.json``.
+
+    Raises ValueError (``folder/file: what is wrong``) for a folder without a usable tokenizer.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / _TOKENIZER
+        if not path.is_file():
+            raise ValueError(
+                f"{path}: missing; this engine needs the tokenizer in the tokenizers library's format"
+            )
+        content = path.read_bytes()
+        try:
+            self._backend = Backend.from_buffer(content)
+        except Exception as error:  # the library raises bare Exception
+            raise ValueError(f"{path}: not a tokenizer: {error}") from error
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        settings = read_json(folder / _SETTINGS) if (folder / _SETTINGS).is_file() else {}
+        specials = {name: _token_text(settings.get(name)) for name in _SPECIAL_NAMES}
+        template = _template_source(folder, settings)
+        self._template = (
+            ChatTemplate(template, {name: text for name, text in specials.items() if text is not None})
+            if template is not None
+            else None
+        )
+        self._folder = folder
+        self.vocabulary = self._backend.get_vocab_size(with_added_tokens=True)
+        self.eos_ids = self._eos_ids(folder, specials["eos_token"])
+        self.digest = hashlib.blake2b(
+            content + json.dumps([template, specials], sort_keys=True).encode(), digest_size=16
+        ).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        spans = []
+        end_before = 0
+        for start, end in encoding.offsets:
+            # Some byte-level tokenizers trim the space before a word off its span; give it back.
+            spans.append((min(start, end_before), end))
+            end_before = end
+        return encoding.ids, spans
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text: str = self._backend.decode(list(ids), skip_special_tokens=True)
+        return text
+
+    def render_chat(self, messages: Messages) -> str:
+        if self._template is None:
+            raise ValueError(f"{self._folder} has no chat template: use /v1/completions with this model")
+        return self._template.render(messages)
+
+    def _eos_ids(self, folder: Path, eos_token: str | None) -> frozenset[int]:
+        ids = set(eos_ids_of(folder))
+        if eos_token is not None:
+            token = self._backend.token_to_id(eos_token)
+            if token is None:
+                raise ValueError(f"{folder / _SETTINGS}: eos_token {eos_token!r} is not in {_TOKENIZER}")
+            ids.add(token)
+        return frozenset(ids)
+
+
+def eos_ids_of(folder: Path) -> frozenset[int]:
+    """The end-of-sequence ids that ``generation_config.json`` names, else those of ``config.json``."""
+    for name in ("generation_config.json", "config.json"):
+        if (folder / name).is_file():
+            value = read_json(folder / name).get("eos_token_id")
+            if isinstance(value, int):
+                return frozenset({value})
+            if isinstance(value, list) and value:
+                return frozenset(int(token) for token in value)
+    return frozenset()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in ``path``. Raises ValueError naming the file if it is missing or no JSON object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{path}: missing") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: holds {type(value).__name__}, not an object")
+    return value
+
+
+def _token_text(value: object) -> str | None:
+    """Special tokens are written as text or as ``{"content": text, ..}``."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _template_source(folder: Path, settings: dict[str, Any]) -> str | None:
+    path = folder / _TEMPLATE
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = settings.get("chat_template")
+    if isinstance(template, list):  # several named templates
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None

@@ -1,0 +1,111 @@
+"""More requests of a class than planned, for a while."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from faults.fault import FaultWindow, Seen, Stage
+from faults.when import ns
+from loadgen.plan import Part, Plan, Rate, Seconds
+
+_ENOUGH = 0.9
+"""The burst counts as offered if this share of its requests was sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """Adds requests of a class at ``rate``, evenly spaced, from ``at`` on for ``for``.
+
+    Each copies the shape of one of the class's own first turns, drawn with the seed. Text that several
+    sessions of the class share stays shared; all other text is new, so a burst does not hit the cache
+    more than the class does.
+    """
+
+    id: str
+    class_: str
+    at: Seconds
+    for_: Seconds
+    rate: Rate
+
+    def __post_init__(self) -> None:
+        if self.rate <= 0 or self.for_ <= 0:
+            raise ValueError("a burst needs a rate and a 'for' above 0")
+
+    def edit(self, plan: Plan, rng: np.random.Generator) -> Plan:
+        """Door 1: append the burst's shots; ids go on where the plan's end. A class that has no shots
+        to copy stays without a burst, which ``prove`` reports."""
+        models = [s for s in plan.shots if s.class_ == self.class_ and s.due_ns is not None]
+        if not models:
+            return plan
+        shared = _shared_texts(plan, self.class_)
+        session = 1 + max(shot.session for shot in plan.shots)
+        added = []
+        for k, pick in enumerate(rng.integers(len(models), size=self.count)):
+            due = ns(self.at) + round(k * 1e9 / self.rate)
+            added.append(
+                replace(
+                    models[int(pick)],
+                    id=len(plan.shots) + k,
+                    session=session + k,
+                    turn=0,
+                    branch=0,
+                    due_ns=due,
+                    phase=plan.phases.of(due),
+                    prompt=tuple(_fresh(p, shared, f"{self.id}.{k}") for p in models[int(pick)].prompt),
+                    cancel=None,
+                    duplicate_of=None,
+                    idempotency_key=None,
+                    fault=self.id,
+                )
+            )
+        return plan.with_shots(plan.shots + tuple(added))
+
+    @property
+    def count(self) -> int:
+        """How many requests the burst adds; the last is sent before ``at`` + ``for``."""
+        return max(1, round(self.rate * self.for_))
+
+    def window(self) -> FaultWindow:
+        return FaultWindow(self.id, "burst", target=f"class {self.class_}", planned=ns(self.at))
+
+    async def play(self, stage: Stage, window: FaultWindow) -> None:
+        """The plan carries the burst; here only its span is stamped."""
+        await stage.sleep_until(ns(self.at))
+        window.injected = stage.now()
+        try:
+            await stage.sleep_until(ns(self.at + self.for_))
+        finally:
+            window.healed = stage.now()
+
+    def prove(self, window: FaultWindow, seen: Seen) -> None:
+        """Proof: the offered rate, first to last send (MEASUREMENT C19)."""
+        own = {shot.id for shot in seen.plan.shots if shot.fault == self.id}
+        starts = sorted(r.start for r in seen.records if r.id in own and r.start is not None)
+        span = (starts[-1] - starts[0]) / 1e9 if len(starts) > 1 else 0.0
+        window.proof |= {
+            "planned": len(own),
+            "sent": len(starts),
+            "asked_rate": self.rate,
+            "offered_rate": (len(starts) - 1) / span if span > 0 else None,
+        }
+        if own and len(starts) >= _ENOUGH * len(own):
+            window.proven = starts[0]
+        else:
+            window.error = window.error or f"only {len(starts)} of {len(own)} requests of the burst were sent"
+
+
+def _shared_texts(plan: Plan, class_: str) -> set[str]:
+    """Keys of texts that occur in more than one session of the class."""
+    sessions: dict[str, set[int]] = defaultdict(set)
+    for shot in plan.shots:
+        if shot.class_ == class_:
+            for part in shot.prompt:
+                sessions[part.text_key].add(shot.session)
+    return {key for key, seen in sessions.items() if len(seen) > 1}
+
+
+def _fresh(part: Part, shared: set[str], suffix: str) -> Part:
+    return part if part.text_key in shared else replace(part, text_key=f"{part.text_key}+{suffix}")

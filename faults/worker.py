@@ -1,0 +1,149 @@
+"""Workers that die or stand still."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from faults.fault import FaultWindow, Seen, Stage
+from faults.when import InDecode, InPrefill, hold_phase, ns
+from loadgen.plan import Plan, Seconds
+
+_LOOK_EVERY = ns(0.05)
+_IN_ROTATION = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class KillWorker:
+    """SIGKILL to a worker at ``at``, or as soon after it as a request there reaches ``when``.
+
+    Proof: its exit, then a new incarnation. Healed: that one is in rotation. ``within`` bounds the wait
+    for ``when``, ``heal_within`` the one for the return.
+    """
+
+    id: str
+    worker: int
+    at: Seconds
+    when: InPrefill | InDecode | None = None
+    within: Seconds = 10.0
+    heal_within: Seconds = 60.0
+
+    def edit(self, plan: Plan, rng: np.random.Generator) -> Plan:
+        return plan
+
+    def window(self) -> FaultWindow:
+        return FaultWindow(self.id, "kill_worker", target=f"worker {self.worker}", planned=ns(self.at))
+
+    async def play(self, stage: Stage, window: FaultWindow) -> None:
+        await stage.sleep_until(ns(self.at))
+        before = await _look(stage, self.worker)
+        if not await self._strike(stage, window):
+            return
+        window.proof["incarnation_before"] = before.get("incarnation")
+        limit = stage.now() + ns(self.heal_within)
+        gone = await _until(stage, self.worker, limit, lambda row: not _serves(row) or _reborn(row, before))
+        if gone is None:
+            window.error = f"worker {self.worker} still serves {self.heal_within:g} s after its kill"
+            return
+        window.proven = stage.now()
+        back = await _until(stage, self.worker, limit, lambda row: _serves(row) and _reborn(row, before))
+        if back is None:
+            window.error = f"worker {self.worker} is not back in rotation after {self.heal_within:g} s"
+            return
+        window.proof["incarnation_after"] = back.get("incarnation")
+        window.healed = stage.now()
+
+    async def _strike(self, stage: Stage, window: FaultWindow) -> bool:
+        """Kill, phase-exact if asked for; False if the phase was not reached."""
+        if self.when is None:
+            await stage.controls.kill(self.worker)
+            window.injected = stage.now()
+            return True
+        hold = await stage.controls.hold(hold_phase(self.when), worker=self.worker)
+        try:
+            held = await stage.held(hold, timeout=self.within)
+            if held is None:
+                phase = hold_phase(self.when)
+                window.error = f"no request on worker {self.worker} reached {phase} within {self.within:g} s"
+                return False
+            window.proof["held"] = held
+            await stage.controls.kill(self.worker)
+            window.injected = stage.now()
+            return True
+        finally:
+            await stage.controls.release(hold)
+
+    def prove(self, window: FaultWindow, seen: Seen) -> None:
+        """Proven while it played."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreezeWorker:
+    """SIGSTOP to a worker at ``at``, SIGCONT after ``for``.
+
+    Proof: it left the rotation. Healed: it is back there, as itself or replaced.
+    """
+
+    id: str
+    worker: int
+    at: Seconds
+    for_: Seconds
+    heal_within: Seconds = 60.0
+
+    def edit(self, plan: Plan, rng: np.random.Generator) -> Plan:
+        return plan
+
+    def window(self) -> FaultWindow:
+        return FaultWindow(self.id, "freeze_worker", target=f"worker {self.worker}", planned=ns(self.at))
+
+    async def play(self, stage: Stage, window: FaultWindow) -> None:
+        await stage.sleep_until(ns(self.at))
+        end = ns(self.at + self.for_)
+        try:
+            await stage.controls.freeze(self.worker)
+            window.injected = stage.now()
+            left = await _until(stage, self.worker, end, lambda row: not _serves(row))
+            window.proven = stage.now() if left is not None else None
+            window.proof["state_seen"] = None if left is None else left.get("state")
+            await stage.sleep_until(end)
+        finally:
+            await stage.controls.thaw(self.worker)
+            window.proof["thawed"] = stage.now()
+        limit = stage.now() + ns(self.heal_within)
+        if await _until(stage, self.worker, limit, _serves) is None:
+            window.error = f"worker {self.worker} is not back in rotation after {self.heal_within:g} s"
+            return
+        window.healed = stage.now()
+
+    def prove(self, window: FaultWindow, seen: Seen) -> None:
+        """Proven while it played."""
+
+
+Row = dict[str, Any]
+
+
+async def _look(stage: Stage, worker: int) -> Row:
+    """The worker's row of the target's state; empty if it has none at the moment."""
+    state = await stage.controls.state()
+    rows: list[Row] = [row for row in state["workers"] if row.get("worker") == worker]
+    return rows[0] if rows else {}
+
+
+async def _until(stage: Stage, worker: int, limit: int, holds: Callable[[Row], bool]) -> Row | None:
+    """The first row for which ``holds`` is true; None if there is none until ``limit``."""
+    while not holds(row := await _look(stage, worker)):
+        if stage.now() >= limit:
+            return None
+        await stage.sleep_until(min(stage.now() + _LOOK_EVERY, limit))
+    return row
+
+
+def _serves(row: Row) -> bool:
+    return row.get("state") == _IN_ROTATION
+
+
+def _reborn(row: Row, before: Row) -> bool:
+    return row.get("incarnation") not in (None, before.get("incarnation"))

@@ -1,0 +1,38 @@
+"""What a dialect is: how a request is written, and how the events of its answer are understood."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from loadgen.plan import Shot
+from loadgen.targets.reading import Reading
+from loadgen.text import Message
+from loadgen.transport import HttpRequest
+
+Payload = dict[str, Any]
+
+
+class Dialect(Protocol):
+    """One frozen dataclass per dialect; its fields are what a scenario may set."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def own(self) -> bool:
+        """The target is our own engine: it takes our headers and gives token ids."""
+
+    @abstractmethod
+    def request(
+        self, shot: Shot, messages: Sequence[Message], request_id: str, stream: bool = True
+    ) -> HttpRequest:
+        """The request for ``shot``; a stream is asked for its usage too."""
+
+    @abstractmethod
+    def read(self, payload: Payload) -> Reading:
+        """What one parsed event (or a whole answer) says."""
+
+    @abstractmethod
+    def tokenize(self, messages: Sequence[Message]) -> HttpRequest:
+        """Asks our own engine which token ids it makes of these messages."""

@@ -1,0 +1,85 @@
+"""Hit names and the cache contract (MEASUREMENT C22, C41)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from results.distribution import Estimate
+from results.bootstrap import ratio_interval
+from results.quantiles import Values
+from results.view import View
+
+HITS = ("hit_token_weighted", "hit_request_mean", "hit_request_count")
+
+
+def reporting(data: pd.DataFrame) -> tuple[Values, Values]:
+    """(tokens read, prompt tokens) of the requests whose usage reported both."""
+    rows = data[data["cache_read"].notna() & (data["prompt_total"] > 0)]
+    return rows["cache_read"].to_numpy(dtype=np.float64), rows["prompt_total"].to_numpy(dtype=np.float64)
+
+
+def hit(data: pd.DataFrame, name: str) -> Estimate:
+    """One of the hit names over records in due order."""
+    if name == "hit_theoretical":
+        return Estimate(None, reason="the hits of an ideal cache were not computed")
+    if name == "cache_report_coverage":
+        completed = data[data["outcome"] == "completed"]
+        share = float(completed["cache_read"].notna().mean()) if len(completed) else None
+        return Estimate(share, reason="no request completed", n=len(completed))
+    read, total = reporting(data)
+    if not len(read):
+        return Estimate(None, reason="no request reported its cached tokens", n=0)
+    one = np.ones(len(read))
+    over, under = {
+        "hit_token_weighted": (read, total),
+        "hit_request_mean": (read / total, one),
+        "hit_request_count": ((read > 0).astype(np.float64), one),
+    }[name]
+    return Estimate(float(over.sum() / under.sum()), ratio_interval(over, under), n=len(read))
+
+
+def contract(view: View) -> dict[str, Any]:
+    """Whether the cache was as declared, seen from the hits.
+
+    Cold: requests that were sent before the run's first token came back can have found nothing of this
+    run; what they read was there before. Warm: some request of the window read something.
+    """
+    declared = view.judging.cache
+    data = view.data[view.data["cache_read"].notna()]
+    state, reason = "unverified", "no request reported its cached tokens"
+    if declared == "as_is":
+        state, reason = "unverified", "as_is declares nothing"
+    elif len(data) and declared == "cold":
+        first_answer = view.data["first_token"].min()
+        early = data[data["start"] <= first_answer]
+        read = int(early["cache_read"].sum())
+        state = "unverified" if not len(early) else "violated" if read else "held"
+        reason = f"{len(early)} requests sent before the first answer read {read} cached tokens"
+    elif len(data):
+        read = int(view.window["cache_read"].fillna(0).sum())
+        state = "held" if read else "violated"
+        reason = f"requests of the window read {read} cached tokens"
+    return {"declared": declared, "state": state, "reason": reason}
+
+
+def cache_block(view: View, rollup: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The ``cache`` block of JOINTS 6."""
+    block: dict[str, Any] = {"contract": contract(view), "hits": {}}
+    for name in (*HITS, "hit_theoretical"):
+        found = hit(view.window, name)
+        block["hits"][name] = found.value
+        if found.value is None:
+            block["hits"][f"{name}_reason"] = found.reason
+    coverage = hit(view.window, "cache_report_coverage")
+    block["coverage"] = coverage.value
+    if coverage.value is None:
+        block["coverage_reason"] = coverage.reason
+    ledger = (rollup or {}).get("ledger")
+    block["ledger"] = ledger
+    if ledger is None:
+        block["ledger_reason"] = "prompt tokens were not attributed"
+    return block

@@ -1,0 +1,99 @@
+"""What the judge needs beside the records; stored with them, so that any run can be judged again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+SECOND = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ClassGoal:
+    """What a class of requests must do. ``slo`` maps a metric of MEASUREMENT 3 to its bound in s."""
+
+    rank: int = 0
+    slo: dict[str, float] = field(default_factory=dict)
+    finish: tuple[str, ...] | None = None
+    """Finish reasons that count as correct; None = any."""
+    exact_output: bool = False
+    """Correct only if n_out equals what was asked."""
+    open_loop: bool = True
+    planned: int | None = None
+    """Requests planned for the window, for warnings before the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthLimits:
+    """The limits of MEASUREMENT 8, each as (valid up to, degraded up to). Shares as ratios, times in s."""
+
+    latency_floor_s: float = 0.005
+    latency_share: float = 0.05
+    min_class_n: int = 30
+    pool_wait_s: float = 0.001
+    cpu_ratio: float = 0.8
+    steal_ratio: float = 0.05
+    rate: tuple[float, float] = (0.005, 0.02)
+    little: tuple[float, float] = (0.001, 0.02)
+
+
+@dataclass(frozen=True, slots=True)
+class Judging:
+    """The judge's side of a scenario. Times in ns since t0."""
+
+    scenario: str
+    seed: int
+    classes: dict[str, ClassGoal]
+    window: tuple[int, int]
+    """[a, b) of due times that are judged (MEASUREMENT C21)."""
+    gates: tuple[str, ...] = ()
+    question: str = ""
+    virtual: bool = False
+    plan_digest: str = ""
+    cache: Literal["cold", "warm", "as_is"] = "cold"
+    own_engine: bool = False
+    timeouts: dict[str, float] = field(default_factory=dict)
+    """s: connect, first_token, between_tokens, total (MEASUREMENT C28)."""
+    limits: HealthLimits = HealthLimits()
+    demand: dict[str, dict[str, float]] = field(default_factory=dict)
+    t_rec: int = 10 * SECOND
+    """A fault's span goes on for so long after its heal (FLEET F62)."""
+    t_rec_unhealed: int = 30 * SECOND
+    """The same from the injection, where nothing heals."""
+    strict: bool = False
+    allow_inconclusive: bool = False
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1, sort_keys=True)
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> Judging:
+        """Inverse of ``asdict``; keys of a newer version are ignored."""
+        known = {f.name for f in fields(Judging)}
+        values = {k: v for k, v in data.items() if k in known}
+        values["window"] = (int(data["window"][0]), int(data["window"][1]))
+        values["gates"] = tuple(data.get("gates", ()))
+        values["classes"] = {name: _goal(goal) for name, goal in data["classes"].items()}
+        values["limits"] = _limits(data.get("limits", {}))
+        return Judging(**values)
+
+    @staticmethod
+    def from_json(text: str) -> Judging:
+        return Judging.from_dict(json.loads(text))
+
+
+def _goal(data: dict[str, Any]) -> ClassGoal:
+    known = {f.name for f in fields(ClassGoal)}
+    values = {k: v for k, v in data.items() if k in known}
+    if values.get("finish") is not None:
+        values["finish"] = tuple(values["finish"])
+    return ClassGoal(**values)
+
+
+def _limits(data: dict[str, Any]) -> HealthLimits:
+    known = {f.name for f in fields(HealthLimits)}
+    values: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in known
+    }
+    return HealthLimits(**values)

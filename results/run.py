@@ -1,0 +1,281 @@
+"""A run on disk (ARCHITECTURE 8, JOINTS 5): written while it goes, readable even if it was killed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, is_dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from results.judging import Judging
+from results.recordfile import RECORD_SCHEMA, RecordWriter, frame, frame_of, read_records, read_stream
+
+__all__ = ["RECORD_SCHEMA", "RecordWriter", "Run", "RunData", "RunError", "frame", "read_records"]
+
+SCHEMA_VERSION = 1
+Rows = Iterable[Mapping[str, Any]]
+
+
+class RunError(Exception):
+    """A run directory that cannot be read: what is missing and where."""
+
+
+@dataclass(slots=True)
+class RunData:
+    """Everything the judge, the reports and comparisons look at."""
+
+    judging: Judging
+    records: pd.DataFrame
+    """One row per request, columns of JOINTS 3; see ``results.recordfile.frame_of``."""
+    plan: pd.DataFrame | None = None
+    """plan.parquet; only ``id`` is needed (a planned request without a record is lost)."""
+    faults: list[dict[str, Any]] = field(default_factory=list)
+    audits: list[dict[str, Any]] = field(default_factory=list)
+    scrapes: pd.DataFrame | None = None
+    """``t`` (ns), ``target``, ``name``, ``labels`` (JSON with sorted keys), ``value``."""
+    truth: pd.DataFrame | None = None
+    signals: dict[str, Any] = field(default_factory=dict)
+    """Client health as the load process saw it (see results.validity)."""
+    invariants: list[dict[str, Any]] | None = None
+    """``{id, verdict: pass|fail|not_judged, evidence}`` per drill invariant; None = not checked."""
+    attribution: dict[str, Any] | None = None
+    """Roll-up of results.attribution."""
+    interrupted: bool = False
+    target_error: str | None = None
+    """The target was unreachable, never ready, or died without a scripted fault: exit 3."""
+    incomplete: str | None = None
+    """Why this run is only a prefix, if it is."""
+    manifest: dict[str, Any] = field(default_factory=dict)
+    path: Path | None = None
+
+
+def _plain(value: Any) -> Any:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def _line(value: Any) -> str:
+    return json.dumps(_plain(value), sort_keys=True, default=str) + "\n"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=1, sort_keys=True, default=str) + "\n"
+
+
+def scrape_frame(rows: Rows) -> pd.DataFrame:
+    """Scraped samples as a frame; ``labels`` may be a mapping or JSON text."""
+    flat = [
+        {
+            "t": int(row["t"]),
+            "target": str(row["target"]),
+            "name": str(row["name"]),
+            "labels": row["labels"]
+            if isinstance(row["labels"], str)
+            else json.dumps(dict(row["labels"]), sort_keys=True),
+            "value": float(row["value"]),
+        }
+        for row in rows
+    ]
+    return pd.DataFrame(flat, columns=["t", "target", "name", "labels", "value"])
+
+
+@dataclass(slots=True)
+class Run:
+    """A run directory that is being written.
+
+    ``records`` takes closed records while the load runs; faults and audits are appended as they happen;
+    ``finish`` writes the rest and gives back what the judge needs.
+    """
+
+    path: Path
+    judging: Judging
+    records: RecordWriter
+    plan: pd.DataFrame | None
+    _faults: list[dict[str, Any]] = field(default_factory=list)
+    _audits: list[dict[str, Any]] = field(default_factory=list)
+    _manifest: dict[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def create(
+        path: Path,
+        judging: Judging,
+        scenario: str,
+        plan: pd.DataFrame | None = None,
+        manifest: Mapping[str, Any] | None = None,
+    ) -> Run:
+        """Make the directory and write all that is known before t0. ``scenario`` is the resolved YAML.
+
+        Raises RunError if the directory already holds a run.
+        """
+        if (path / "judging.json").exists():
+            raise RunError(f"{path}: already holds a run; choose another --out")
+        path.mkdir(parents=True, exist_ok=True)
+        known = dict(manifest or {}) | {"schema": SCHEMA_VERSION, "plan_digest": judging.plan_digest}
+        (path / "manifest.json").write_text(_json(known))
+        (path / "scenario.yaml").write_text(scenario)
+        (path / "judging.json").write_text(_json({"schema": SCHEMA_VERSION, "judging": asdict(judging)}))
+        if plan is not None:
+            plan.to_parquet(path / "plan.parquet", index=False)
+        return Run(path, judging, RecordWriter(path / "records.arrow"), plan, _manifest=known)
+
+    def fault(self, window: Any) -> None:
+        """Append a fault window (dataclass or mapping), once it has ended or was given up."""
+        self._faults.append(_plain(window))
+        with (self.path / "faults.jsonl").open("a") as file:
+            file.write(_line(window))
+
+    def audit(self, audit: Mapping[str, Any]) -> None:
+        """Append a state audit of the target."""
+        self._audits.append(dict(audit))
+        with (self.path / "audits.jsonl").open("a") as file:
+            file.write(_line(dict(audit)))
+
+    def finish(
+        self,
+        *,
+        signals: Mapping[str, Any] | None = None,
+        scrapes: Rows | pd.DataFrame | None = None,
+        truth: Rows | pd.DataFrame | None = None,
+        invariants: list[dict[str, Any]] | None = None,
+        attribution: Mapping[str, Any] | None = None,
+        manifest: Mapping[str, Any] | None = None,
+        interrupted: bool = False,
+        target_error: str | None = None,
+    ) -> RunData:
+        """Close the records, write what is known only now, and return everything for the judge."""
+        self.records.close()
+        table, _ = read_stream(self.path / "records.arrow")
+        pq.write_table(table, self.path / "records.parquet")
+        (self.path / "records.arrow").unlink()
+        data = RunData(
+            self.judging,
+            frame_of(table),
+            self.plan,
+            self._faults,
+            self._audits,
+            scrapes if scrapes is None or isinstance(scrapes, pd.DataFrame) else scrape_frame(scrapes),
+            _truth_frame(truth),
+            dict(signals or {}),
+            invariants,
+            None if attribution is None else dict(attribution),
+            interrupted,
+            target_error,
+            manifest=self._manifest | dict(manifest or {}),
+            path=self.path,
+        )
+        self._write_rest(data)
+        return data
+
+    def _write_rest(self, data: RunData) -> None:
+        if data.scrapes is not None:
+            data.scrapes.to_parquet(self.path / "scrapes.parquet", index=False)
+        if data.truth is not None:
+            data.truth.to_parquet(self.path / "truth.parquet", index=False)
+        if data.attribution is not None:
+            (self.path / "attribution.json").write_text(_json(data.attribution))
+        (self.path / "manifest.json").write_text(_json(data.manifest))
+        ends = {
+            "signals": data.signals,
+            "invariants": data.invariants,
+            "interrupted": data.interrupted,
+            "target_error": data.target_error,
+        }
+        document = {"schema": SCHEMA_VERSION, "judging": asdict(self.judging), "ends": ends}
+        (self.path / "judging.json").write_text(_json(document))
+
+    def write(self, name: str, content: str | bytes) -> Path:
+        """Write one more file, such as ``summary.json`` or ``report.html``."""
+        target = self.path / name
+        target.write_bytes(content.encode() if isinstance(content, str) else content)
+        return target
+
+    def close(self) -> None:
+        """Idempotent; keeps records.arrow if ``finish`` was not reached."""
+        self.records.close()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @staticmethod
+    def load(path: Path) -> RunData:
+        """Read a run directory, also one whose run was killed: ``incomplete`` then says what is missing."""
+        if not (path / "judging.json").exists():
+            raise RunError(f"{path}: not a run directory (no judging.json in it)")
+        document = json.loads((path / "judging.json").read_text())
+        if document.get("schema", 0) > SCHEMA_VERSION:
+            raise RunError(f"{path}: written by a newer headrace (schema {document['schema']})")
+        ends = document.get("ends")
+        records, incomplete = _load_records(path, ends is not None)
+        return RunData(
+            Judging.from_dict(document["judging"]),
+            records,
+            _parquet(path / "plan.parquet"),
+            _lines(path / "faults.jsonl"),
+            _lines(path / "audits.jsonl"),
+            _parquet(path / "scrapes.parquet"),
+            _parquet(path / "truth.parquet"),
+            (ends or {}).get("signals", {}),
+            (ends or {}).get("invariants"),
+            _document(path / "attribution.json"),
+            bool((ends or {"interrupted": True})["interrupted"]),
+            (ends or {}).get("target_error"),
+            incomplete,
+            _document(path / "manifest.json") or {},
+            path,
+        )
+
+
+def _truth_frame(truth: Rows | pd.DataFrame | None) -> pd.DataFrame | None:
+    if truth is None or isinstance(truth, pd.DataFrame):
+        return truth
+    rows = [
+        {k: v if _flat(v) else json.dumps(v, sort_keys=True, default=str) for k, v in t.items()}
+        for t in truth
+    ]
+    return pd.DataFrame(rows) if rows else None
+
+
+def _flat(value: Any) -> bool:
+    return value is None or isinstance(value, str | int | float | bool)
+
+
+def _load_records(path: Path, ended: bool) -> tuple[pd.DataFrame, str | None]:
+    if (path / "records.parquet").exists():
+        return frame_of(pq.read_table(path / "records.parquet")), None
+    parts = [read_stream(p) for p in sorted(path.glob("records*.arrow"))]
+    if not parts:
+        raise RunError(f"{path}: holds no records (neither records.parquet nor records.arrow)")
+    table = pa.concat_tables([t for t, _ in parts])
+    closed = all(complete for _, complete in parts)
+    how = "its load had ended, its judging had not" if closed else "it was killed under load"
+    incomplete = None if ended else f"the run did not finish: {how}; {table.num_rows} records were kept"
+    return frame_of(table), incomplete
+
+
+def _parquet(path: Path) -> pd.DataFrame | None:
+    return pd.read_parquet(path) if path.exists() else None
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """JSON lines; a last line that was cut off by a kill is left out."""
+    rows: list[dict[str, Any]] = []
+    text = path.read_text() if path.exists() else ""
+    for line in text.splitlines(keepends=True):
+        if line.endswith("\n"):
+            rows.append(json.loads(line))
+    return rows
+
+
+def _document(path: Path) -> dict[str, Any] | None:
+    result: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
+    return result

@@ -1,0 +1,138 @@
+"""The run as the judge sees it: prepared records joined with the engine's truth, and the spans in time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from results.goodput import Marks, mark
+from results.judging import Judging
+from results.outcomes import Mask, prepared
+from results.rates import Spans
+from results.run import RunData
+
+TRUTH_COLUMNS = (
+    "worker",
+    "incarnation",
+    "received",
+    "queued",
+    "dispatched",
+    "first_scheduled",
+    "prefill_done",
+    "first_write",
+    "last_write",
+    "finished",
+    "prompt",
+    "computed",
+    "recomputed",
+    "generated",
+    "hit_device",
+    "hit_host",
+    "hit_disk",
+    "hit_remote",
+    "preemptions",
+    "blocks_peak",
+)
+TIERS = ("device", "host", "disk", "remote")
+
+
+@dataclass(frozen=True)
+class View:
+    """``data``: all records in due order, last attempts only, with truth columns where they are known."""
+
+    judging: Judging
+    data: pd.DataFrame
+    faults: dict[str, tuple[int, int]]
+    """Span of each injected fault: injected to recovered (MEASUREMENT C47), ns since t0."""
+
+    @staticmethod
+    def of(run: RunData) -> View:
+        last = run.records.sort_values(["id", "attempt"], kind="stable").drop_duplicates("id", keep="last")
+        joined = with_truth(prepared(last, run.judging), run.truth)
+        spans = {str(f["id"]): span for f in run.faults if (span := fault_span(f, run.judging)) is not None}
+        return View(run.judging, joined, spans)
+
+    @cached_property
+    def marks(self) -> Marks:
+        return mark(self.data, self.judging)
+
+    @cached_property
+    def in_window(self) -> Mask:
+        mask: Mask = (self.data["phase"] == "window").to_numpy(dtype=bool)
+        return mask
+
+    @cached_property
+    def window(self) -> pd.DataFrame:
+        """Records of the window, in due order."""
+        return self.data[self.in_window]
+
+    def of_class(self, name: str | None) -> Mask:
+        """Rows of a class; None = all."""
+        if name is None:
+            return np.ones(len(self.data), dtype=bool)
+        mask: Mask = (self.data["class"] == name).to_numpy(dtype=bool)
+        return mask
+
+    def by_class(self) -> dict[str, pd.DataFrame]:
+        """The window's records by class, also the declared classes without any."""
+        names = sorted(set(self.judging.classes) | set(self.data["class"].unique()))
+        return {name: self.window[(self.window["class"] == name).to_numpy(dtype=bool)] for name in names}
+
+    def meets(self, fault: str) -> Mask:
+        """Rows whose [start, closed) meets the fault's span."""
+        a, b = self.faults[fault]
+        mask: Mask = ((self.data["start"] < b) & (self.data["closed"] > a)).to_numpy(dtype=bool)
+        return mask
+
+    def steady(self) -> Mask:
+        """Rows that meet no fault."""
+        mask = np.ones(len(self.data), dtype=bool)
+        for fault in self.faults:
+            mask &= ~self.meets(fault)
+        return mask
+
+    @property
+    def window_spans(self) -> Spans:
+        return (self.judging.window,)
+
+    def steady_spans(self) -> Spans:
+        """The window without the faults' spans."""
+        spans: list[tuple[int, int]] = [self.judging.window]
+        for a, b in self.faults.values():
+            spans = [part for x, y in spans for part in ((x, min(y, a)), (max(x, b), y)) if part[0] < part[1]]
+        return tuple(spans)
+
+
+def fault_span(fault: dict[str, object], judging: Judging) -> tuple[int, int] | None:
+    """Injected to recovered; where the recovery was not seen, healed + T_rec. None: never injected."""
+    injected, healed, recovered = (fault.get(k) for k in ("injected", "healed", "recovered"))
+    if not isinstance(injected, int | float):
+        return None
+    if isinstance(recovered, int | float):
+        return int(injected), int(recovered)
+    if isinstance(healed, int | float):
+        return int(injected), int(healed) + judging.t_rec
+    return int(injected), int(injected) + judging.t_rec_unhealed
+
+
+def with_truth(data: pd.DataFrame, truth: pd.DataFrame | None) -> pd.DataFrame:
+    """Add the engine's columns by request id; the last attempt counts. ``tier`` is the slowest tier
+    that served a hit."""
+    if truth is None or not len(truth) or "id" not in truth:
+        return data
+    rows = truth.assign(request_id=truth["id"].astype(str))
+    if "attempt" in rows:
+        rows = rows.sort_values("attempt", kind="stable")
+    rows = rows.drop_duplicates("request_id", keep="last").set_index("request_id")
+    columns = [c for c in TRUTH_COLUMNS if c in rows]
+    found = rows[columns].reindex(data["request_id"].astype(str).to_numpy())
+    joined = data.assign(**{c: found[c].to_numpy() for c in columns})
+    known = found.notna().any(axis=1).to_numpy(dtype=bool)
+    tier = np.where(known, "none", "").astype(object)
+    for name in TIERS:
+        if f"hit_{name}" in joined:
+            tier = np.where((joined[f"hit_{name}"].fillna(0) > 0).to_numpy(dtype=bool), name, tier)
+    return joined.assign(tier=tier)

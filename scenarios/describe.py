@@ -1,0 +1,104 @@
+"""The schema described from itself: JSON Schema, the tables of ``bench list``, and a scenario as YAML."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from types import NoneType
+from typing import Any, get_args, get_origin
+
+import yaml
+from pydantic import TypeAdapter
+
+from scenarios.forms import TABLES, form, is_union, keys, unit_of
+from scenarios.schema import Scenario
+
+_NAMES = {"Arrival": "arrivals", "Workload": "workloads", "Fault": "faults"}
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of scenario files, for editors."""
+    schema = TypeAdapter(form(Scenario)).json_schema(by_alias=True)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "headrace scenario"} | schema
+
+
+def tables() -> dict[str, list[dict[str, Any]]]:
+    """Every name that may stand behind ``type:``, by table: its first line of help, and its fields."""
+    return {
+        _NAMES[protocol.__name__]: [
+            {"name": name, "doc": first_line(cls), "fields": _fields(cls)} for name, cls in table.items()
+        ]
+        for protocol, table in TABLES.items()
+    }
+
+
+def first_line(cls: type[Any]) -> str:
+    """The first sentence or line of a class's help text."""
+    paragraph = (inspect.getdoc(cls) or "").split("\n\n", 1)[0]
+    return " ".join(paragraph.split())
+
+
+def _fields(cls: type[Any]) -> list[dict[str, Any]]:
+    return [_field(f, key, hint) for key, f, hint in keys(cls)]
+
+
+def _field(f: dataclasses.Field[Any], key: str, hint: Any) -> dict[str, Any]:
+    unit = unit_of(hint)
+    described: dict[str, Any] = {"key": key, "takes": unit.example if unit else _takes(hint)}
+    default = default_of(f)
+    if default is dataclasses.MISSING:
+        return described | {"required": True}
+    return described | {"required": False, "default": _plain(default, hint)}
+
+
+def _takes(hint: Any) -> str:
+    """What a field takes, in words."""
+    if is_union(hint):
+        return " or ".join(_takes(arg) for arg in get_args(hint) if arg is not NoneType)
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return "{" + ", ".join(f"{key}: .." for key, _, _ in keys(hint)) + "}"
+    if get_args(hint) and get_origin(hint) is not tuple:
+        return " or ".join(str(arg) for arg in get_args(hint))
+    return {str: "text", int: "whole number", float: "number", bool: "true or false"}.get(hint, "list")
+
+
+def resolved(scenario: Scenario) -> str:
+    """The scenario as YAML with every default written out; loading it gives an equal scenario."""
+    body = yaml.safe_dump(_plain(scenario, Scenario), sort_keys=False, allow_unicode=True, width=100)
+    return f"# {scenario.question}\n{body}" if scenario.question else body
+
+
+def _plain(value: Any, hint: Any) -> Any:
+    """A value as it stands in a file."""
+    unit = unit_of(hint)
+    if unit is not None and value is not None:
+        return unit.write(value)
+    if is_union(hint):
+        members = [arg for arg in get_args(hint) if arg is not NoneType]
+        hint = next((arg for arg in members if isinstance(arg, type) and type(value) is arg), members[0])
+    if hint in TABLES:
+        name = next(name for name, cls in TABLES[hint].items() if type(value) is cls)
+        return {"type": name} | _block(value)
+    if dataclasses.is_dataclass(value):
+        return _block(value)
+    if isinstance(value, tuple):
+        return [_plain(item, (get_args(hint) or (Any,))[0]) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(item, (get_args(hint) or (Any, Any))[-1]) for key, item in value.items()}
+    return value
+
+
+def _block(value: Any) -> dict[str, Any]:
+    """A dataclass without what is absent by default: None, and empty lists and blocks."""
+    block = {}
+    for key, f, hint in keys(type(value)):
+        item = _plain(getattr(value, f.name), hint)
+        if item not in (None, [], {}) or getattr(value, f.name) != default_of(f):
+            block[key] = item
+    return block
+
+
+def default_of(f: dataclasses.Field[Any]) -> Any:
+    """A field's default; MISSING if it has none."""
+    return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()

@@ -1,0 +1,73 @@
+"""What the other parts need to know of a scenario, in their own terms. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from engine.config import ClassConfig, EngineConfig
+from loadgen.plan import Load
+from results.judging import ClassGoal
+from scenarios.schema import ClassSpec, EngineTarget, Scenario
+
+_HISTOGRAM_OF = {"ttft": "ttft", "ttft_sched": "ttft", "itl": "itl", "e2e": "e2e", "e2e_sched": "e2e"}
+
+
+def engine_config(scenario: Scenario) -> EngineConfig:
+    """The engine's configuration, with the scenario's classes and a bucket bound at each SLO (O5).
+
+    Requests of other clients go under ``default``. Raises ValueError if the target is not our engine.
+    """
+    if not isinstance(scenario.target, EngineTarget):
+        raise ValueError("the scenario's target is a URL: there is no engine to configure")
+    engine = scenario.target.engine
+    own = {f.name: getattr(engine, f.name) for f in fields(engine)}
+    classes = {name: _class(spec) for name, spec in scenario.classes.items()}
+    return EngineConfig(**own, classes={"default": ClassConfig()} | classes, slo_bounds=_slo_bounds(scenario))
+
+
+def _class(spec: ClassSpec) -> ClassConfig:
+    usual = ClassConfig().default_output
+    most = spec.limits.output
+    return ClassConfig(
+        rank=spec.rank,
+        max_input=spec.limits.input,
+        max_output=most,
+        max_total=spec.limits.total,
+        default_output=spec.default_output or (usual if most is None else min(usual, most)),
+        deadline=spec.deadline,
+    )
+
+
+def _slo_bounds(scenario: Scenario) -> dict[str, tuple[float, ...]]:
+    bounds: dict[str, set[float]] = {}
+    for spec in scenario.classes.values():
+        for metric, bound in spec.slo.bounds().items():
+            if metric in _HISTOGRAM_OF:
+                bounds.setdefault(_HISTOGRAM_OF[metric], set()).add(bound)
+    return {name: tuple(sorted(found)) for name, found in sorted(bounds.items())}
+
+
+def loads(scenario: Scenario) -> tuple[Load, ...]:
+    """The scenario's loads as the plan takes them: each with the rank of its class."""
+    return tuple(
+        Load(load.class_, load.arrival, load.workload, load.tenant, scenario.classes[load.class_].rank)
+        for load in scenario.load
+    )
+
+
+def goals(scenario: Scenario) -> dict[str, ClassGoal]:
+    """What a request of each class must do to be good."""
+    return {
+        name: ClassGoal(
+            rank=spec.rank,
+            slo=spec.slo.bounds(),
+            finish=spec.checks.finish,
+            exact_output=spec.checks.exact_output,
+        )
+        for name, spec in scenario.classes.items()
+    }
+
+
+def deadlines(scenario: Scenario) -> dict[str, float]:
+    """Seconds from a request's arrival, by class, of the classes that have a deadline."""
+    return {name: spec.deadline for name, spec in scenario.classes.items() if spec.deadline is not None}

@@ -1,0 +1,166 @@
+"""The scenario: one file, parsed into frozen values. A field's name is its YAML key.
+
+A trailing underscore (``class_``) is not part of the key. Units stand in ``Annotated`` metadata (see
+scenarios.units). What stands behind ``type:`` comes from the tables ARRIVALS, WORKLOADS and FAULTS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal
+
+from engine.config import (
+    AdmissionConfig,
+    CacheConfig,
+    CostModel,
+    HealthConfig,
+    MemoryConfig,
+    QueueConfig,
+    RouterConfig,
+    SchedulerConfig,
+)
+from faults.fault import Fault
+from loadgen.plan import Arrival, Phases, Seconds, Workload
+
+NotAKey = "not a key"
+"""Marks a field that the loader fills and no file may name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """Our own engine, started by ``bench``. ``model``: a pulled name, folder, hub id, tiny or simulated.
+
+    The fields are those of engine.config.EngineConfig; its classes come from the scenario's.
+    """
+
+    model: str = "smollm2-135m"
+    workers: int = 1
+    threads: int = 1
+    dtype: Literal["fp32", "bf16"] = "bf16"
+    max_model_len: int | None = None
+    seed: int = 0
+    memory: MemoryConfig = MemoryConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    admission: AdmissionConfig = AdmissionConfig()
+    preemption: Literal["recompute", "none"] = "recompute"
+    queue: QueueConfig = QueueConfig()
+    router: RouterConfig = RouterConfig()
+    cache: CacheConfig = CacheConfig()
+    health: HealthConfig = HealthConfig()
+    cost: CostModel = CostModel()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTarget:
+    """The built-in engine as the system under test."""
+
+    engine: Engine
+
+
+@dataclass(frozen=True, slots=True)
+class UrlTarget:
+    """Any OpenAI-compatible endpoint. ``key_env`` names the environment variable that holds its key;
+    ``accepts`` are the extensions that it is known to understand (MEASUREMENT C14)."""
+
+    url: str
+    model: str
+    dialect: Literal["openai_chat", "openai_completions"] = "openai_chat"
+    key_env: str | None = None
+    accepts: tuple[Literal["ignore_eos", "min_tokens"], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"url must begin with http:// or https://, not {self.url!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Most tokens of one request: prompt, answer, and both together (ENGINE E28)."""
+
+    input: int | None = None
+    output: int | None = None
+    total: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Bounds that a request must meet to be good (MEASUREMENT 3, C26); absent = no bound."""
+
+    ttft: Seconds | None = None
+    ttft_sched: Seconds | None = None
+    ttfo: Seconds | None = None
+    ttfo_sched: Seconds | None = None
+    e2e: Seconds | None = None
+    e2e_sched: Seconds | None = None
+    tpot: Seconds | None = None
+    itl: Seconds | None = None
+    icl: Seconds | None = None
+    stall: Seconds | None = None
+
+    def bounds(self) -> dict[str, float]:
+        """The bounds that are set, in s by metric."""
+        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """What makes an answer correct: its finish reason in ``finish``, exactly as many tokens as asked."""
+
+    finish: tuple[Literal["stop", "length", "tool_calls", "content_filter"], ...] | None = None
+    exact_output: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ClassSpec:
+    """A named kind of request. ``rank`` 0 is the most urgent; ``deadline`` counts from its arrival."""
+
+    rank: int = 0
+    limits: Limits = Limits()
+    default_output: int | None = None
+    deadline: Seconds | None = None
+    stream: bool = True
+    slo: Slo = Slo()
+    checks: Checks = Checks()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSpec:
+    """One stream of requests: whose, when, and what."""
+
+    class_: str
+    arrival: Arrival
+    workload: Workload
+    tenant: str = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """The client's limits (MEASUREMENT C28). Nothing is left to a library's default."""
+
+    connect: Seconds = 5.0
+    first_token: Seconds = 60.0
+    between_tokens: Seconds = 30.0
+    total: Seconds = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Everything that a run needs to know. Frozen; the same scenario and seed make the same plan."""
+
+    headrace: Literal[1]
+    target: EngineTarget | UrlTarget
+    classes: Mapping[str, ClassSpec]
+    phases: Phases
+    load: tuple[LoadSpec, ...]
+    seed: int | None = None
+    cache: Literal["cold", "warm", "as_is"] = "cold"
+    faults: tuple[Fault, ...] = ()
+    gates: tuple[str, ...] = ()
+    timeouts: Timeouts = Timeouts()
+    virtual: Mapping[str, Any] = field(default_factory=dict)
+    """Overrides for runs in virtual time, each as for ``--set``: ``load.0.workload.system: 60000``."""
+    name: Annotated[str, NotAKey] = ""
+    """The file's name without its ending."""
+    question: Annotated[str, NotAKey] = ""
+    """The comment on the file's first line: what the scenario finds out."""
