@@ -108,6 +108,8 @@ class WorkerTruth:
     recomputed: int = 0
     """Tokens computed again after a preemption."""
     misses: list[Miss] = field(default_factory=list)
+    misses_complete: bool = True
+    """False when the bounded miss history had forgotten something that a reason may depend on."""
     blocks_peak: int = 0
     steps_prefill: int = 0
     steps_decode: int = 0

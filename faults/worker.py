@@ -13,7 +13,7 @@ from faults.when import InDecode, InPrefill, hold_phase, ns
 from loadgen.plan import Plan, Seconds
 
 _LOOK_EVERY = ns(0.05)
-_IN_ROTATION = "ready"
+_IN_ROTATION = "in_rotation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,7 @@ class FreezeWorker:
     async def play(self, stage: Stage, window: FaultWindow) -> None:
         await stage.sleep_until(ns(self.at))
         end = ns(self.at + self.for_)
+        window.proof["incarnation_before"] = (await _look(stage, self.worker)).get("incarnation")
         try:
             await stage.controls.freeze(self.worker)
             window.injected = stage.now()

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from results.distribution import Estimate
 from results.bootstrap import ratio_interval
+from results.distribution import Estimate
 from results.quantiles import Values
 from results.view import View
 

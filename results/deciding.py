@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from results import cachehits
 from results.bootstrap import mean_interval
-from results.distribution import Distribution, Estimate
+from results.distribution import Estimate
 from results.gates import STEADY, Gate
 from results.goodput import attainment
 from results.metrics import METRICS, Kind
@@ -156,19 +154,8 @@ def _of_rows(view: View, gate: Gate, rows: Mask) -> Estimate:
         return cachehits.hit(view.data[rows], gate.metric)
     if METRICS[gate.metric].samples is None:
         return _share(view, gate.metric, rows)
-    completed = rows & view.marks.completed
     assert gate.stat is not None, "the parser asks for a statistic"
-    return distribution(view, gate.metric, completed.tobytes()).estimate(gate.stat)
-
-
-@lru_cache(maxsize=512)
-def _distribution(view_id: int, metric: str, rows: bytes) -> Distribution:
-    raise NotImplementedError
-
-
-def distribution(view: View, metric: str, rows: bytes) -> Distribution:
-    data: pd.DataFrame = view.data[np.frombuffer(rows, dtype=bool)]
-    return Distribution.of(METRICS[metric], data)
+    return view.distribution(gate.metric, rows).estimate(gate.stat)
 
 
 def share_interval(mask: Mask) -> Interval:
@@ -224,7 +211,7 @@ def _rate(view: View, gate: Gate, rows: Mask) -> Estimate:
 
 
 def _recovery(gate: Gate, evidence: Evidence) -> Estimate:
-    """Injection to recovery (``seconds``) or to proof (``detect_seconds``); the longest, without ``during``."""
+    """Injection to recovery (``seconds``) or proof (``detect_seconds``); without ``during`` the longest."""
     chosen = [f for f in evidence.faults if gate.during in (None, f.get("id"))]
     ends = ("recovered", "healed") if gate.metric == "seconds" else ("proven",)
     spans = []

@@ -27,7 +27,9 @@ def kv_series(scrapes: pd.DataFrame | None) -> pd.DataFrame:
     flat = pd.DataFrame(
         {
             "t": rows["t"].to_numpy(),
-            "worker": [str(tag.get("worker", target)) for tag, target in zip(tags, rows["target"], strict=True)],
+            "worker": [
+                str(tag.get("worker", target)) for tag, target in zip(tags, rows["target"], strict=True)
+            ],
             "state": [str(tag.get("state", "")) for tag in tags],
             "value": rows["value"].to_numpy(dtype=np.float64),
         }
@@ -52,13 +54,18 @@ def kv_usage(scrapes: pd.DataFrame | None, window: tuple[int, int]) -> dict[str,
     return usage
 
 
-def engine_block(view: View, scrapes: pd.DataFrame | None, truth: pd.DataFrame | None) -> dict[str, Any] | None:
+def engine_block(
+    view: View, scrapes: pd.DataFrame | None, truth: pd.DataFrame | None
+) -> dict[str, Any] | None:
     """The block of JOINTS 6, over the requests of the window; None without truth."""
     if truth is None or not len(truth):
         return None
     window = view.window
     joined = window[window["tier"] != ""] if "tier" in window else window.iloc[0:0]
-    block: dict[str, Any] = {"requests": len(joined), "unjoined": int(len(window[window["start"].notna()]) - len(joined))}
+    block: dict[str, Any] = {
+        "requests": len(joined),
+        "unjoined": int(len(window[window["start"].notna()]) - len(joined)),
+    }
     block |= _tokens(joined)
     block["queue_wait"] = {name: _waits(joined, name) for name in sorted(joined["class"].unique())}
     block["workers"] = _by_worker(joined)

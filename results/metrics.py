@@ -112,6 +112,11 @@ def event_times(events: object) -> Values:
     return np.asarray(events if events is not None else [], dtype=np.float64) * 1e-6
 
 
+def event_gaps(events: object) -> Values:
+    """s between them; subtracted in whole µs, so exact to the last digit."""
+    return np.diff(np.asarray(events if events is not None else [], dtype=np.float64)) * 1e-6
+
+
 def event_counts(given: Values | None, events: int, n_out: float) -> Values | None:
     """Tokens of each event of a request; None if unknown. If the whole has as many tokens as there are
     events then each carries one, for none is empty."""
@@ -128,7 +133,7 @@ def _pool(values: list[Values], rows: list[int]) -> Samples:
 
 def icl(data: pd.DataFrame) -> Samples:
     """Gaps between token-bearing events, pooled."""
-    gaps = [np.diff(event_times(e)) for e in data["event_us"]]
+    gaps = [event_gaps(e) for e in data["event_us"]]
     return _pool(gaps, list(range(len(gaps))))
 
 
@@ -156,7 +161,7 @@ def _per_token(data: pd.DataFrame, spread: Callable[[Values, Values], Values]) -
         counts = event_counts(given, len(events), n_out)
         if counts is None or len(events) < 2:
             continue
-        gaps, ending = np.diff(event_times(events)), counts[1:]
+        gaps, ending = event_gaps(events), counts[1:]
         values.append(spread(gaps[ending > 0], ending[ending > 0]))
         rows.append(row)
     return _pool(values, rows)
@@ -175,7 +180,7 @@ def _mean_of(pooled: Callable[[pd.DataFrame], Samples]) -> Callable[[pd.DataFram
 
 def stall(data: pd.DataFrame) -> Values:
     """The largest gap between token-bearing events of each request."""
-    gaps = [np.diff(event_times(e)) for e in data["event_us"]]
+    gaps = [event_gaps(e) for e in data["event_us"]]
     return np.array([g.max() if len(g) else np.nan for g in gaps], dtype=np.float64)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binom
+from scipy.special import bdtr, bdtrc
 
 Values = NDArray[np.float64]
 
@@ -63,15 +63,16 @@ def order_statistics(n: int, q: float) -> tuple[int, int]:
     With B ~ Bin(n, q): l is the largest with P(B < l) <= 2.5 %, u the smallest with P(B >= u) <= 2.5 %.
     l = 0 and u = n + 1 stand for "no bound".
     """
-    low = int(binom.ppf(_TAIL, n, q))
-    while low > 0 and binom.cdf(low - 1, n, q) > _TAIL:
+    spread = 2 * math.sqrt(n * q * (1 - q))
+    low = max(0, math.floor(n * q - spread))
+    while low > 0 and bdtr(low - 1, n, q) > _TAIL:
         low -= 1
-    while low < n and binom.cdf(low, n, q) <= _TAIL:
+    while low < n and bdtr(low, n, q) <= _TAIL:
         low += 1
-    high = int(binom.ppf(1 - _TAIL, n, q)) + 1
-    while high > 0 and binom.sf(high - 2, n, q) <= _TAIL:
+    high = min(n + 1, math.ceil(n * q + spread) + 1)
+    while high > 1 and bdtrc(high - 2, n, q) <= _TAIL:
         high -= 1
-    while high <= n and binom.sf(high - 1, n, q) > _TAIL:
+    while high <= n and bdtrc(high - 1, n, q) > _TAIL:
         high += 1
     return low, high
 

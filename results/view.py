@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 import pandas as pd
 
+from results.distribution import Distribution
 from results.goodput import Marks, mark
 from results.judging import Judging
+from results.metrics import METRICS, Kind
 from results.outcomes import Mask, prepared
 from results.rates import Spans
 from results.run import RunData
@@ -47,6 +49,7 @@ class View:
     data: pd.DataFrame
     faults: dict[str, tuple[int, int]]
     """Span of each injected fault: injected to recovered (MEASUREMENT C47), ns since t0."""
+    _distributions: dict[tuple[str, bytes], Distribution] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def of(run: RunData) -> View:
@@ -93,6 +96,15 @@ class View:
         for fault in self.faults:
             mask &= ~self.meets(fault)
         return mask
+
+    def distribution(self, metric: str, rows: Mask) -> Distribution:
+        """A metric over some rows: of the completed ones, but a lag of the client over all (C24)."""
+        found = METRICS[metric]
+        kept = rows if found.kind is Kind.LAG else rows & self.marks.completed
+        key = (metric, kept.tobytes())
+        if key not in self._distributions:
+            self._distributions[key] = Distribution.of(found, self.data[kept])
+        return self._distributions[key]
 
     @property
     def window_spans(self) -> Spans:

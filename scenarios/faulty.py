@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import is_dataclass
 from types import NoneType
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic_core import ErrorDetails
 
@@ -74,7 +74,8 @@ def _no_choice(value: Any, hint: Any) -> str:
             return f"missing key 'type' (known: {', '.join(table)})"
         return f"unknown type {value['type']!r}{nearest(str(value['type']), table)}"
     names = first_keys(get_args(hint))
-    forms = " or ".join(f"{{{name}: ..}}" for name in names)
+    words = [repr(word) for arg in get_args(hint) if get_origin(arg) is Literal for word in get_args(arg)]
+    forms = " or ".join([*(f"{{{name}: ..}}" for name in names), *words])
     wrong = next((str(key) for key in value), "") if isinstance(value, dict) else ""
     return f"expected {forms}, found {_short(value)}" + (nearest(wrong, names) if wrong else "")
 

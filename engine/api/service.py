@@ -159,6 +159,11 @@ class Service:
         else:
             submit(tokens)
 
+    async def settled(self) -> None:
+        """Return when nothing is being tokenised any more."""
+        while self._running:
+            await asyncio.wait(self._running)
+
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._running.add(task)  # the loop itself keeps only a weak reference

@@ -9,7 +9,7 @@ they are cut, never in what they concatenate to:
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -91,7 +91,7 @@ def _overlap(text: str, stop: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Text to show and the ids it came from; an id follows once all of its text is shown."""
+    """Text to show and the ids it came from; ids without text of their own come with the next text."""
 
     text: str
     ids: tuple[int, ...]
@@ -147,9 +147,7 @@ class OutputText:
         self._ends.append((self._ends[-1] if self._ends else 0) + len(text))
         shown = self._stops.push(text)
         self._shown += len(shown)
-        released = bisect_right(self._ends, self._shown)
-        if self.stopped and self._shown:
-            # The id whose text is shown in part was needed for it.
-            released = max(released, bisect_left(self._ends, self._shown) + 1)
-        self._released = max(self._released, released)
+        if self._shown:
+            # As few ids as the shown text needs; one whose text is shown in part was needed for it.
+            self._released = bisect_left(self._ends, self._shown) + 1
         return shown

@@ -48,7 +48,7 @@ class Dispatcher:
         self.on_worker: dict[int, dict[int, Run]] = {worker: {} for worker in health}
         self.refusing: set[int] = set()
         """Workers that handed something back and have shown no progress since."""
-        self._health = health
+        self.health = health
         self._sessions: OrderedDict[str, tuple[int, str]] = OrderedDict()
         self._last: int | None = None
         self.configure(config)
@@ -57,10 +57,10 @@ class Dispatcher:
         """Take over new values of the controls. Raises ValueError."""
         self.config = config
         self.queue.configure(config.queue)
-        self._block = config.memory.block_size
+        self.block_size = config.memory.block_size
         self._routing = ROUTINGS[config.router.policy]
         self._setting = Setting(
-            block_size=self._block,
+            block_size=self.block_size,
             decode_weight=config.router.decode_weight,
             chunk=min(config.scheduler.prefill_chunk, config.scheduler.max_step_tokens),
             seed=config.seed,
@@ -69,20 +69,20 @@ class Dispatcher:
 
     def hit_tokens(self, request: Request, worker: int) -> int:
         """Prompt tokens expected from the worker's cache: the longer of both indexes' runs, by E17."""
-        blocks = min(self._run_blocks(request, worker), (len(request.tokens) - 1) // self._block)
-        return blocks * self._block
+        blocks = min(self._run_blocks(request, worker), (len(request.tokens) - 1) // self.block_size)
+        return blocks * self.block_size
 
     def best_hit(self, request: Request, now: int) -> int:
         """The longest hit in the fleet, in tokens."""
         return max(
-            (self.hit_tokens(request, w) for w, h in self._health.items() if h.selectable(now)), default=0
+            (self.hit_tokens(request, w) for w, h in self.health.items() if h.selectable(now)), default=0
         )
 
-    def selectable(self, run: Run, now: int) -> list[int]:
+    def candidates(self, run: Run, now: int) -> list[int]:
         """F20: workers that may be chosen for this request, full ones included."""
         return [
             worker
-            for worker, health in self._health.items()
+            for worker, health in self.health.items()
             if health.selectable(now) and health.incarnation not in run.excluded
         ]
 
@@ -92,7 +92,7 @@ class Dispatcher:
         The caller sends each before it asks for the next, so that every choice sees the one before.
         """
         self.ledger.clear_waiting()
-        open_ = [worker for worker, health in self._health.items() if health.selectable(now)]
+        open_ = [worker for worker, health in self.health.items() if health.selectable(now)]
         blocked: set[int] = set()
         for entry in list(islice(self.queue.in_order(now), LOOK_AHEAD)):
             if all(worker in blocked or self._saturated(worker) for worker in open_):
@@ -114,7 +114,7 @@ class Dispatcher:
 
     def choose(self, run: Run, now: int) -> Choice | None:
         """The best worker for it, full or not; None if it has no candidate."""
-        workers = self.selectable(run, now)
+        workers = self.candidates(run, now)
         if not workers:
             return None
         query = Query(
@@ -130,15 +130,13 @@ class Dispatcher:
 
     def bind(self, run: Run, choice: Choice, now: int) -> Request:
         """Reserve, and write down what is known at this moment; returns what the worker gets."""
-        worker, health = choice.worker, self._health[choice.worker]
-        others = sum(
-            1 << w for w, h in self._health.items() if w != worker and h.hello and not h.silent(now)
-        )
+        worker, health = choice.worker, self.health[choice.worker]
+        others = sum(1 << w for w, h in self.health.items() if w != worker and h.hello and not h.silent(now))
         run.facts = facts_at(run.request.digests, worker, self.events, self.predicted, others)
         run.stage, run.choice, run.worker = Stage.DISPATCHED, choice, worker
         run.incarnation, run.epoch = health.incarnation, health.hello.epoch if health.hello else None
         run.dispatched = run.signed = now
-        run.started = False
+        run.started = run.first_token = False
         prefill, decode, whole = self._promise(run, worker)
         digests = self._shared(run)
         self.ledger.reserve(run.key, Reservation(worker, prefill, decode, whole, digests))
@@ -154,16 +152,16 @@ class Dispatcher:
 
     def unbind(self, run: Run, now: int, failed: bool = False) -> None:
         """The attempt is over: settle what it had reserved. Its prediction goes at once if it failed or
-        never started; else it stays for the events to take over."""
+        had no token yet; else it stays for the events to take over."""
         assert run.worker is not None
         self.ledger.settle(run.key)
-        if failed or not run.started:
+        if failed or not run.first_token:
             self.predicted.leave(run.key)
         here = self.on_worker[run.worker]
         here.pop(run.id, None)
         if not here:
             self.rates.of(run.worker).end(now)
-            self._health[run.worker].rest()
+            self.health[run.worker].rest()
 
     def forget_sessions(self, worker: int) -> None:
         """F24: affinity is void after an ejection or a new epoch."""
@@ -173,12 +171,12 @@ class Dispatcher:
     def _fits(self, run: Run, worker: int, now: int) -> bool:
         """False if the worker is full for this request (F20)."""
         load = self.ledger.load(worker)
-        if self._saturated(worker) or not self._health[worker].breaker.allows(now):
+        if self._saturated(worker) or not self.health[worker].breaker.allows(now):
             return False
         prefill, _, whole = self._promise(run, worker)
         if load.backlog_requests and load.backlog_tokens + prefill > self._backlog_tokens(worker):
             return False
-        hello = self._health[worker].hello
+        hello = self.health[worker].hello
         if hello is None or self.config.admission.policy != "lifetime":
             return hello is not None
         new = whole - sum(1 for digest in self._shared(run) if digest in load.shared)
@@ -207,8 +205,8 @@ class Dispatcher:
         expected = self.outputs.expected(run.entry.class_, out_max)
         return (
             max(prompt - self.hit_tokens(run.request, worker), 1),
-            blocks_for(prompt + round(expected), self._block),
-            blocks_for(prompt + out_max, self._block),
+            blocks_for(prompt + round(expected), self.block_size),
+            blocks_for(prompt + out_max, self.block_size),
         )
 
     def _candidate(self, run: Run, worker: int) -> Candidate:
@@ -235,7 +233,7 @@ class Dispatcher:
 
     def _session_worker(self, run: Run) -> int | None:
         worker, incarnation = self._sessions.get(run.ask.session or "", (None, ""))
-        if worker is None or self._health[worker].incarnation != incarnation:
+        if worker is None or self.health[worker].incarnation != incarnation:
             return None
         return worker
 

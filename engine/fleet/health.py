@@ -1,9 +1,9 @@
 """Who is in rotation: silence, loss, stalls, the breaker, and the way back (FLEET F35-F38).
 
-    gone ──Hello──> warming ──ready heartbeats──> in_rotation <──> draining
-     ^ └──────────────<──────────────┐               │ silence, stall, not ready, breaker
-     └── connection lost, from every state           v
-                                                  ejected ──ready heartbeats──> in_rotation
+gone ──Hello──> warming ──ready heartbeats──> in_rotation <──> draining
+ ^ └──────────────<──────────────┐               │ silence, stall, not ready, breaker
+ └── connection lost, from every state           v
+                                              ejected ──ready heartbeats──> in_rotation
 """
 
 from __future__ import annotations
@@ -98,6 +98,7 @@ class WorkerHealth:
         self.seen: int | None = None
         """ns of the last sign of life, None before the first Hello."""
         self.beats = 0
+        self.draining = False
         self.heartbeat: Heartbeat | None = None
         self.step_at: int | None = None
         """ns when its step number last moved, or when it last got work."""
@@ -123,6 +124,7 @@ class WorkerHealth:
         """A new incarnation: breaker closed, no heartbeat yet."""
         self.hello, self.heartbeat = hello, None
         self.seen, self.step_at, self.beats = now, now, 0
+        self.draining = False
         self.breaker = Breaker()
         self._enter(State.WARMING, "warming", now)
 
@@ -133,7 +135,7 @@ class WorkerHealth:
             self.step_at = now
         self.heartbeat, self.seen = heartbeat, now
         self.beats = self.beats + 1 if heartbeat.state == "ready" else 0
-        if heartbeat.state == "draining":
+        if heartbeat.state == "draining" or self.draining:
             self._enter(State.DRAINING, "draining", now)
         elif heartbeat.state != "ready":
             self._enter(State.WARMING, heartbeat.state, now)
@@ -146,7 +148,14 @@ class WorkerHealth:
     def eject(self, reason: str, now: int) -> None:
         """Out of rotation, but its process may still be there: ``silent`` or ``not_ready``."""
         self.beats = 0
+        self.breaker.withdrawn()
         self._enter(State.EJECTED, reason, now)
+
+    def drain(self, now: int) -> None:
+        """It takes nothing new until its next life, whatever its heartbeats under way still say."""
+        self.draining = True
+        if self.state is not State.GONE:
+            self._enter(State.DRAINING, "draining", now)
 
     def lose(self, reason: str, now: int) -> None:
         """Its process is gone."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from engine.messages import Held, Hold
 
 MAX_HELD_NS = 10_000_000_000
-_PHASE = re.compile(r"queued|admitted|prefill:\d+|decode:\d+")
+_PHASE = re.compile(r"queued|admitted|(prefill|decode):[1-9]\d*")
 
 
 @dataclass(slots=True)

@@ -87,11 +87,14 @@ class EventIndex:
             else:
                 self._forget(worker, lost=True)
 
-    def begin(self, worker: int, epoch: int) -> None:
-        """The worker starts with an empty cache: a new incarnation, or a clear seen in its heartbeat."""
-        if self._epochs.get(worker, (-1, 0))[0] < epoch:
-            self._forget(worker, lost=True)
-            self._epochs[worker] = (epoch, 0)
+    def begin(self, worker: int, epoch: int) -> bool:
+        """The worker starts with an empty cache: a new incarnation, or a clear seen in its heartbeat.
+        False if the epoch is not newer than what is known."""
+        if epoch <= self._epochs.get(worker, (-1, 0))[0]:
+            return False
+        self._forget(worker, lost=True)
+        self._epochs[worker] = (epoch, 0)
+        return True
 
     def depart(self, worker: int) -> None:
         """The worker is gone; batches of its that are still under way cannot bring it back."""

@@ -7,6 +7,7 @@ earlier epoch is known here. It is written down at the decision, for later the i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from engine.fleet.index import EventIndex, PredictedIndex
 from engine.fleet.run import Facts
@@ -21,13 +22,13 @@ def facts_at(
 ) -> Facts:
     """What is known of each block if the request goes to ``worker``; ``others`` masks the other workers
     that count. A block that the worker holds behind one it lacks shares that one's reason."""
-    bit, runs, last, hole = 1 << worker, [], None, False
+    runs: list[tuple[int, MissReason | None]] = []
+    bit, last, hole = 1 << worker, None, False
     for block, digest in enumerate(digests):
         holders = events.holders(digest)
         if hole and holders & bit:
             continue
         hole = hole or not holders & bit
-        reason: MissReason | None
         if holders & others:
             reason = MissReason.ON_OTHER_WORKER
         elif events.was_lost(digest):
@@ -60,7 +61,7 @@ def _pieces(miss: Miss, facts: Facts, block_size: int) -> list[tuple[Miss, MissR
     cuts = [start for start, _ in facts if miss.first_block < start < end]
     edges = [miss.first_block, *cuts, end]
     pieces, left = [], miss.tokens
-    for first, after in zip(edges, edges[1:], strict=False):
+    for first, after in pairwise(edges):
         tokens = left if after == end else (after - first) * block_size
         left -= tokens
         known = [reason for start, reason in facts if start <= first]

@@ -69,6 +69,7 @@ class Run:
     waits_for: int | None = None
     facts: Facts = ()
     started: bool = False
+    first_token: bool = False
     signed: int = 0
     """ns of the last progress or token."""
     generated: int = 0

@@ -63,6 +63,7 @@ def truth_row(
             {"reason": m.reason.value, "first_block": m.first_block, "blocks": m.blocks, "tokens": m.tokens}
             for m in misses
         ],
+        "incomplete": not (worked and done.misses_complete),
         "blocks_peak": done.blocks_peak if worked else None,
         "steps_prefill": done.steps_prefill if worked else None,
         "steps_decode": done.steps_decode if worked else None,
@@ -70,7 +71,6 @@ def truth_row(
         "step_tokens_mean": done.step_tokens_mean if worked else None,
         "preemptions": done.preemptions if worked else None,
         "route": _route(run, policy),
-        "retry_after_s": None,
     }
 
 

@@ -244,6 +244,20 @@ class PrefixCache:
             self.meter.inc("headrace_engine_kv_events_total", type=event.kind)
         return events
 
+    def inconsistencies(self) -> list[str]:
+        """What does not agree between the map, its copies and the contents (invariant K4)."""
+        named = [*self._map.values(), *(block for copies in self._copies.values() for block in copies)]
+        broken = []
+        if sorted(named) != sorted(self.content):
+            broken.append(f"{len(named)} blocks are named, {len(self.content)} hold content")
+        for key, block in self._map.items():
+            content = self.content.get(block)
+            if content is None or content.digest[: self._key_bytes] != key:
+                broken.append(f"block {block} does not hold what the map says")
+        if sum(self._children.values()) != len(self._map):
+            broken.append("the count of children does not match the map")
+        return broken
+
     # -- inside -------------------------------------------------------------------------------
 
     def _find(self, digest: bytes, parent: bytes, data: bytes, index: int) -> int | None:
@@ -258,7 +272,9 @@ class PrefixCache:
         return None
 
     def _has_resident_child(self, block: int) -> bool:
-        return self.content[block].digest in self._children
+        digest = self.content[block].digest
+        # with a second copy nothing is lost, so no child is orphaned
+        return digest in self._children and digest[: self._key_bytes] not in self._copies
 
     def _forget(self, block: int, reason: MissReason, cause: str) -> None:
         """Take a block out of the map. Only the loss of the last copy is a loss."""

@@ -13,6 +13,8 @@ from engine.model.loader import (
     load_tokenizer,
     max_positions,
     resolve,
+    vocabulary,
+    with_kv_blocks,
 )
 from engine.model.pull import MODELS, PullError, pull, pulled
 from engine.model.tokenizer import Tokenizer
@@ -32,4 +34,6 @@ __all__ = [
     "pull",
     "pulled",
     "resolve",
+    "vocabulary",
+    "with_kv_blocks",
 ]

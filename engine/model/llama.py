@@ -25,7 +25,7 @@ from engine.model.llama_config import LlamaConfig
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A packed step. ``tokens``, ``positions``, ``slots`` are int64 ``[T]``; spans cover the rows in order."""
+    """A packed step. ``tokens``, ``positions``, ``slots`` are int64 ``[T]``; spans cover the rows."""
 
     tokens: torch.Tensor
     positions: torch.Tensor
@@ -81,7 +81,7 @@ class Llama:
             x = self._normed(hidden, layer.attention_norm)
             heads = linear(x, layer.qkv).view(-1, c.heads + 2 * c.kv_heads, c.head_size)
             turned = rotate(heads[:, : c.heads + c.kv_heads], cos, sin)
-            q, k = turned.split([c.heads, c.kv_heads], dim=1)
+            q, k = turned[:, : c.heads], turned[:, c.heads :]
             memory.write(index, batch.slots, k, heads[:, c.heads + c.kv_heads :])
             attended = attend(q, memory, index, batch.spans)
             hidden = hidden + linear(attended.flatten(1), layer.output)

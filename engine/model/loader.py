@@ -7,13 +7,13 @@ layout. torch is imported only by ``load_runner``, and not for ``simulated``: th
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from engine.config import EngineConfig
 from engine.model.byte_tokenizer import ByteTokenizer
-from engine.model.hf_tokenizer import HfTokenizer, eos_ids_of
+from engine.model.hf_tokenizer import HfTokenizer
 from engine.model.llama_config import TINY, LlamaConfig, ModelError, read_config
 from engine.model.pull import MODELS, is_pulled, model_folder
 from engine.model.tokenizer import Tokenizer
@@ -41,8 +41,10 @@ class Budget:
 
 def resolve(name: str) -> Path | Builtin:
     """What a model's name stands for. Raises ModelError that says what there is instead."""
-    if name == "simulated" or name == "tiny":
-        return name
+    if name == "simulated":
+        return "simulated"
+    if name == "tiny":
+        return "tiny"
     if name in MODELS:
         folder = model_folder(name)
         if not is_pulled(folder):
@@ -92,7 +94,7 @@ def load_runner(config: EngineConfig, worker: int = 0) -> Runner:
 
 
 def identity(config: EngineConfig) -> dict[str, str]:
-    """What makes K/V of this model what they are: fields for the namespace root (ENGINE E7)."""
+    """What makes K/V of this model what they are, as keywords of ``kv.blocks.namespace_root`` (E7)."""
     model = resolve(config.model)
     tokenizer = load_tokenizer(config)
     shape = _shape(config)
@@ -106,8 +108,7 @@ def identity(config: EngineConfig) -> dict[str, str]:
         "weights": weights,
         "tokenizer": tokenizer.digest,
         "positions": positions,
-        "weights_dtype": config.dtype,
-        "kv_dtype": config.dtype,
+        "precision": f"weights {config.dtype}, kv {config.dtype}",
     }
 
 
@@ -143,9 +144,7 @@ def budget(config: EngineConfig) -> Budget:
         blocks = (total - weights) // per_block - 1  # one more is made: the null block
         if blocks < 1:
             raise ModelError(
-                [
-                    f"memory.total {total / 1e6:.0f} MB leaves no KV block beside {weights / 1e6:.0f} MB of weights"
-                ]
+                [f"memory.total {total / 1e6:.0f} MB holds {weights / 1e6:.0f} MB of weights and no KV block"]
             )
     return Budget(weights=weights, kv=(blocks + 1) * per_block, blocks=blocks)
 
@@ -162,6 +161,18 @@ def machine_memory() -> int:
         if text.isdigit():
             limits.append(int(text))
     return min(limits)
+
+
+def vocabulary(config: EngineConfig) -> int:
+    """Token ids below this may stand in a prompt. The simulated model reads any id that its tokenizer
+    makes, though it writes only the first few."""
+    shape = _shape(config)
+    return WordsTokenizer.vocabulary if shape is None else shape.vocabulary
+
+
+def with_kv_blocks(config: EngineConfig) -> EngineConfig:
+    """``config`` with ``memory.kv_blocks`` set from its budget. Raises ModelError."""
+    return replace(config, memory=replace(config.memory, kv_blocks=budget(config).blocks))
 
 
 def _shape(config: EngineConfig) -> LlamaConfig | None:

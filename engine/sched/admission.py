@@ -71,7 +71,8 @@ def _check_prompt(
         )
     if limits.max_input is not None and prompt > limits.max_input:
         raise GateRefused(
-            "class_input_limit", f"the prompt has {prompt} tokens, this class takes at most {limits.max_input}"
+            "class_input_limit",
+            f"the prompt has {prompt} tokens, this class takes at most {limits.max_input}",
         )
     if limits.max_total is not None and prompt >= limits.max_total:
         raise GateRefused(

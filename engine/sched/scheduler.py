@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from engine.config import EngineConfig
 from engine.kv.blocks import BlockPool, blocks_for
 from engine.kv.prefix_cache import Match, PrefixCache
+from engine.request import MissReason
 from engine.sched.admission import ADMISSIONS, Books, Candidate, headroom, lifetime
 from engine.sched.holds import Holds
 from engine.sched.sequence import Sequence, State
@@ -66,13 +66,15 @@ class Scheduler:
         self.ballast_target = 0
         self.exhausted: list[Sequence] = []
         """Alone and out of blocks: the caller ends them with ``length``."""
+        self.stirred = False
+        """The last plan preempted or exhausted somebody: if it came out empty, the next may not."""
         self._admissions = 0
 
     # -- the queue ----------------------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:
         """Append a fresh sequence to the backlog."""
-        sequence.estimate = self._uncached(sequence)
+        sequence.estimate = self.uncached(sequence)
         self.waiting[sequence.id] = sequence
         self.backlog_tokens += sequence.estimate
 
@@ -114,6 +116,7 @@ class Scheduler:
             self._decode([s for s in decoders if s not in planned.chunks], planned.budget, planned, now)
         for sequence in planned.chunks:
             sequence.served = step
+        self.stirred = planned.preempted or bool(self.exhausted)
         return planned.chunks
 
     def _decode(self, decoders: list[Sequence], share: int, planned: _Step, now: int) -> None:
@@ -127,8 +130,6 @@ class Scheduler:
 
     def _prefill(self, prefills: list[Sequence], planned: _Step, now: int) -> None:
         for sequence in prefills:
-            if sequence.state is not State.RUNNING:  # a victim of this step
-                continue
             others = len(prefills) > 1 or bool(self.waiting)
             self._chunk(sequence, others, planned, now)
 
@@ -148,7 +149,7 @@ class Scheduler:
 
     def _may_run(self, sequence: Sequence, tokens: int, now: int) -> bool:
         """False for a victim of this step, and for whom a breakpoint stops before its next token."""
-        if sequence.state is not State.RUNNING:
+        if sequence.state is not State.RUNNING or sequence.held is not None or sequence in self.exhausted:
             return False
         draws = tokens == sequence.left
         if draws and self.holds.waiting:
@@ -267,7 +268,7 @@ class Scheduler:
         return True
 
     def _take(self, sequence: Sequence, match: Match, fresh: int, now: int) -> None:
-        if sequence.truth.first_scheduled is None:
+        if not sequence.started:
             self._account(sequence, match)
         self.cache.take(match.blocks, now)
         blocks = self.pool.allocate(fresh, now)
@@ -296,6 +297,8 @@ class Scheduler:
         truth.hit_device = len(match.blocks) * sequence.block_size
         truth.computed = sequence.prompt - truth.hit_device
         truth.misses = self.cache.explain(request.root, sequence.digests, request.tokens, match)
+        never = any(miss.reason is MissReason.NEVER_COMPUTED for miss in truth.misses)
+        truth.misses_complete = self.cache.complete or not never
         if self.config.cache.enabled:
             self.meter.inc("headrace_engine_prefix_query_tokens_total", sequence.prompt)
             self.meter.inc("headrace_engine_prefix_hit_tokens_total", truth.hit_device)
@@ -311,11 +314,6 @@ class Scheduler:
             sequence.digest(full - 1)
         return self.cache.match(sequence.request.root, sequence.digests, sequence.tokens)
 
-    def _uncached(self, sequence: Sequence) -> int:
+    def uncached(self, sequence: Sequence) -> int:
         hit = len(self._match(sequence).blocks) * sequence.block_size
         return len(sequence.tokens) - hit
-
-
-def tail_waste(sequences: Iterable[Sequence]) -> int:
-    """Allocated token positions that hold nothing yet."""
-    return sum(len(s.table) * s.block_size - s.computed for s in sequences)

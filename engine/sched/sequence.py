@@ -49,7 +49,7 @@ class Sequence:
     estimate: int = 0
     """Prompt tokens that the backlog expects to compute for it."""
     order: int = 0
-    """Admission number."""
+    """Number of its last admission, from 1; 0 before the first."""
     served: int = -1
     """Last step that had a row of it."""
     chunks: int = 0
@@ -103,8 +103,13 @@ class Sequence:
         return blocks_for(self.total, self.block_size) - len(self.table)
 
     @property
+    def started(self) -> bool:
+        """It has been admitted at least once, so it cannot be handed back."""
+        return self.order > 0
+
+    @property
     def phase(self) -> Phase:
-        if self.state is State.WAITING and self.truth.first_scheduled is None:
+        if not self.started:
             return Phase.QUEUED
         return Phase.DECODE if self.generated else Phase.PREFILL
 

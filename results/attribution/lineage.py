@@ -169,7 +169,10 @@ def same_lineage(t: Entry, p: Entry, shared: int) -> bool:
     if t.seen.declared_parent == p.seen.id or shared >= p.prompt:
         return True
     mine = {c.canon_hash: c for c in t.components if c.kind == "message" and c.canon_hash}
-    common = [mine[c.canon_hash] for c in p.components if c.kind == "message" and c.canon_hash in mine]
+    theirs = [c for c in p.components if c.kind == "message"]
+    if p.seen.output is not None:
+        theirs.append(p.seen.output)  # who quotes p's answer goes on from p
+    common = [mine[c.canon_hash] for c in theirs if c.canon_hash in mine]
     if any(c.role == "assistant" for c in common):
         return True
     heads = {c.mask_hash for c in t.components if c.kind in ("tool", "system") and c.mask_hash}

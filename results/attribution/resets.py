@@ -20,9 +20,7 @@ class Change:
     mine: Component | None
     theirs: Component | None
     at: int
-    """Its index in this request's components."""
-    there: int
-    """Its index in the parent's."""
+    """Its index, the same in this request and in its parent."""
     facts: Facts
 
     @property
@@ -31,21 +29,15 @@ class Change:
 
     @property
     def parent_rest(self) -> Sequence[Component]:
-        return self.facts.p.components[self.there + 1 :]
+        return self.facts.p.components[self.at + 1 :]
 
 
 def change(facts: Facts) -> Change:
-    """Locate the first component that differs, from the first divergence."""
+    """Locate the first component that differs; behind the parent's prompt that is its answer."""
     mine, theirs = facts.t.components, facts.p.components
-    where = facts.divergence
-    if where is None:
-        return Change(None, None, len(mine), len(theirs), facts)
-    at = next(i for i, c in enumerate(mine) if c.path == where.path)
-    there = next((i for i, c in enumerate(theirs) if c.path == where.parent_path), len(theirs))
-    if where.parent_path == OUTPUT:
-        there = len(theirs)
-    other = facts.p.seen.output if where.parent_path == OUTPUT else None
-    return Change(mine[at], theirs[there] if there < len(theirs) else other, at, there, facts)
+    at = len(mine) if facts.divergence is None else facts.divergence.components_equal_before
+    there = theirs[at] if at < len(theirs) else facts.p.seen.output
+    return Change(mine[at] if at < len(mine) else None, there, at, facts)
 
 
 def subtype(facts: Facts) -> str:
@@ -86,7 +78,8 @@ def content(facts: Facts) -> str:
     """A19: by the first component that differs."""
     found = change(facts)
     kinds = {c.kind for c in (found.mine, found.theirs) if c is not None}
-    if found.mine is not None and found.theirs is not None and _same(found.mine, found.theirs):
+    equal = found.mine is not None and found.theirs is not None and _same(found.mine, found.theirs)
+    if equal and not _in_answer(found):
         return "bos_or_template"
     if "tool" in kinds:
         return _first(TOOLS, found)
@@ -210,8 +203,10 @@ def _hashes(components: Sequence[Component]) -> set[str]:
 
 
 def _moved(c: Change) -> bool:
-    """What stood here in the parent stands further on now."""
-    return c.theirs is not None and c.theirs.canon_hash in _hashes(c.rest)
+    """What stood here in the parent stands further on now, and what stood further on stands here."""
+    if c.mine is None or c.theirs is None:
+        return False
+    return c.theirs.canon_hash in _hashes(c.rest) and c.mine.canon_hash in _hashes(c.parent_rest)
 
 
 def _truncated_head(c: Change) -> bool:
@@ -261,7 +256,7 @@ def _truncated(c: Change) -> bool:
         return False
     if c.mine.text is not None and c.theirs.text is not None:
         return len(c.mine.text) < len(c.theirs.text) and c.theirs.text.startswith(c.mine.text)
-    return c.mine.tok < c.theirs.tok and where.token_in_component >= c.mine.tok
+    return c.mine.tok < c.theirs.tok and where.token_index >= c.mine.start + c.mine.tok
 
 
 HISTORY: tuple[tuple[str, Test], ...] = (
@@ -269,9 +264,9 @@ HISTORY: tuple[tuple[str, Test], ...] = (
     ("history_whitespace", _whitespace),
     ("history_reserialised", _equal("canon_hash")),
     ("history_media_replaced", _media),
-    ("ephemeral_injection", _injected),
-    ("history_truncated_head", _truncated_head),
     ("history_block_moved", _moved),
+    ("history_truncated_head", _truncated_head),
+    ("ephemeral_injection", _injected),
     ("history_pruned", _pruned),
     ("history_field_dropped", _field_dropped),
     ("history_truncated", _truncated),

@@ -6,6 +6,7 @@ from engine.model.byte_tokenizer import ByteTokenizer
 
 BYTES = ByteTokenizer()
 TEXTS = st.text(alphabet="abc ď🌶한\ufffd", max_size=40)
+PLAIN = st.text(alphabet="abc ď🌶한", max_size=40)  # a real U+FFFD is held like a broken character
 STOPS = st.lists(st.text(alphabet="abcď", min_size=1, max_size=4), max_size=3)
 
 
@@ -91,7 +92,7 @@ def test_any_bytes_give_what_decoding_at_once_gives(data, sizes):
     assert out == list(data)
 
 
-@given(TEXTS, STOPS, st.lists(st.integers(1, 5)))
+@given(PLAIN, STOPS, st.lists(st.integers(1, 5)))
 def test_the_first_completed_stop_wins_for_every_chunking(text, stops, sizes):
     """Text, ids and usage are those of reading one character at a time (E38)."""
     deltas, out, output = run(BYTES.encode(text), stops, sizes)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import blake2b
+from functools import cache
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from results.attribution.fingerprints import fingerprints
 from results.attribution.observed import Component, Hashes, Observed, token_hashes
@@ -101,14 +103,18 @@ def _component(part: dict[str, Any], start: int, *, text: bool) -> Component:
 
 
 def _tokens(part: dict[str, Any], start: int) -> Hashes:
+    ids = _token_ids(part["text"], part["tok"], part["kind"], part.get("role"))
+    return token_hashes(ids, SALT, first=start)
+
+
+@cache
+def _token_ids(text: str, tok: int, kind: str, role: str | None) -> NDArray[np.uint32]:
     """Token j of a text of length L covers ``text[j*L//tok : (j+1)*L//tok]``; if tok > L, j counts too."""
-    text, tok = part["text"], part["tok"]
-    length = len(text)
-    ids = []
-    for j in range(tok):
-        piece = [part["kind"], part.get("role"), text[j * length // tok : (j + 1) * length // tok]]
-        if tok > length:
-            piece.append(j)
-        digest = blake2b(json.dumps(piece).encode(), digest_size=4).digest()
-        ids.append(int.from_bytes(digest, "big"))
-    return token_hashes(np.array(ids, dtype=np.uint32), SALT, first=start)
+    length, head = len(text), f"{kind}|{role}|"
+    ids = [
+        crc32(
+            f"{head}{text[j * length // tok : (j + 1) * length // tok]}{j if tok > length else ''}".encode()
+        )
+        for j in range(tok)
+    ]
+    return np.array(ids, dtype=np.uint32)

@@ -1,0 +1,291 @@
+"""The gateway: a state machine over everything that happens to a request (FLEET 1, 4, 5, 6).
+
+It is told events with the time and collects what is to be done; it knows no socket, task or clock.
+
+    submit ──> queue ──late binding──> worker ──tokens──> listener
+       │         ^ │                     │
+    Rejected     │ └ deadline, cancel    ├─ Done ───────────────────────> exactly one Ended
+                 └── refused, recalled, retry before the first byte <── lost, stalled, step failed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from engine import messages as m
+from engine.config import EngineConfig
+from engine.fleet.backend import Ask, Generated, Rejected
+from engine.fleet.dispatch import PREDICTED_NS, Dispatcher
+from engine.fleet.door import Door, Identity, config_digest
+from engine.fleet.health import WorkerHealth
+from engine.fleet.holds import MAX_HELD_NS, Breakpoint, Holds
+from engine.fleet.lives import Lives
+from engine.fleet.rotation import Rotation
+from engine.fleet.run import Action, Emit, Run, Stage
+from engine.fleet.timers import Timers
+from engine.request import Finish
+from engine.telemetry import Meter
+
+_GATE_CODES = ("empty_prompt", "invalid_max_tokens", "unknown_class")
+
+
+class Gateway:
+    """All calls are synchronous and take ``now`` in ns; ``take_actions`` after each tells what to do."""
+
+    def __init__(self, config: EngineConfig, identity: Identity, meter: Meter) -> None:
+        self.config = config
+        self.meter = meter
+        self.health = {worker: WorkerHealth(config.health) for worker in range(config.workers)}
+        self.dispatcher = Dispatcher(config, self.health)
+        self.door = Door(config, identity)
+        self.holds = Holds()
+        self.decisions = 0
+        """Workers chosen so far."""
+        self._timers = Timers()
+        self.lives = Lives(config, self.dispatcher, self._timers, meter)
+        self.lives.config_id = config_digest(config)
+        self.rotation = Rotation(self.health, self.dispatcher, self.lives, self._timers, meter)
+        self._overrides: dict[str, Any] = {}
+        self._handlers: dict[type[Any], Callable[[int, Any, int], None]] = {
+            m.Hello: self._on_hello,
+            m.Heartbeat: self.rotation.heartbeat,
+            m.TokensOut: self._on_tokens,
+            m.Progress: self._on_progress,
+            m.Refused: self._on_refused,
+            m.Done: self._on_done,
+            m.KvEvents: self._on_kv_events,
+            m.Held: self._on_held,
+            m.Failed: lambda worker, failed, now: self.rotation.lost(worker, failed.reason, now),
+        }
+
+    def submit(self, ask: Ask, now: int) -> tuple[int, int]:
+        """Queue a request; returns (id, out_max). Raises Rejected."""
+        try:
+            run = self.door.admit(ask, now, self.dispatcher, list(self.health.values()))
+        except Rejected as rejected:
+            self._count_rejection(ask, rejected)
+            raise
+        self.meter.inc("headrace_router_requests_total", class_=run.entry.class_)
+        self.lives.begin(run)
+        if run.entry.deadline is not None:
+            expire = partial(self.lives.cancel, run.id, reason=Finish.EXPIRED)
+            self._timers.at(run.entry.deadline, expire)
+        point = self.holds.armed_for_queue(ask.client_id)
+        if point is not None:
+            self._hold_queued(point, run, now)
+        self._dispatch(now)
+        return run.id, run.request.out_max
+
+    def cancel(self, id: int, now: int, reason: Finish = Finish.CANCELLED) -> None:
+        """Idempotent. A running request ends when its worker has let go of it (E34)."""
+        self.lives.cancel(id, now, reason)
+        self._dispatch(now)
+
+    def wrote(self, id: int, now: int) -> None:
+        """Output bytes of this request left towards the client."""
+        run = self.lives.runs.get(id)
+        if run is None:
+            self.lives.truth.wrote(id, now)
+            return
+        run.first_write = now if run.first_write is None else run.first_write
+        run.last_write = now
+
+    def on_message(self, worker: int, message: m.FromWorker, now: int) -> None:
+        """Take a message. What an ended attempt still says is dropped, and its tokens are counted."""
+        handler = self._handlers.get(type(message))
+        if handler is not None:
+            handler(worker, message, now)
+            self._dispatch(now)
+
+    def on_lost(self, worker: int, reason: str, now: int) -> None:
+        """Connection closed or process gone. Idempotent."""
+        self.rotation.lost(worker, reason, now)
+        self._dispatch(now)
+
+    def tick(self, now: int) -> None:
+        """Do what is due. Early calls do no harm."""
+        self._timers.run(now)
+        self._dispatch(now)
+
+    def next_wakeup(self) -> int | None:
+        """When ``tick`` is to be called next, in ns."""
+        return self._timers.next()
+
+    def take_actions(self) -> list[Action]:
+        return self.lives.take_actions()
+
+    def hold(self, phase: str, request: str | None, worker: int | None, now: int) -> Breakpoint:
+        """Arm a breakpoint (E48). Raises ValueError for an unknown phase."""
+        point = self.holds.arm(phase, request, worker)
+        if point.at_gateway:
+            for entry in self.dispatcher.queue.in_order(now):
+                run = self.lives.runs[entry.id]
+                if not run.held and point.matches(run.ask.client_id):
+                    self._hold_queued(point, run, now)
+                    break
+        else:
+            for index in self.health if worker is None else [worker]:
+                self.lives.send(index, point.message())
+        return point
+
+    def release(self, hold_id: int, now: int) -> None:
+        """Let go what it holds and disarm it. Idempotent."""
+        point = self.holds.remove(hold_id)
+        if point is None:
+            return
+        run = self.lives.runs.get(point.held.id) if point.held else None
+        if run is not None:
+            run.held, run.signed = False, now
+        if not point.at_gateway:
+            for worker in self.health if point.worker is None else [point.worker]:
+                self.lives.send(worker, m.Release(hold_id))
+        self._dispatch(now)
+
+    def configure(self, config: EngineConfig, changes: dict[str, Any], now: int) -> None:
+        """Take over a changed configuration; ``changes`` goes to the workers, later incarnations too."""
+        self.dispatcher.configure(config)
+        self.door.configure(config)
+        self.config, self.lives.config_id = config, config_digest(config)
+        self._overrides.update(changes)
+        self.broadcast(m.Configure(changes))
+        self._dispatch(now)
+
+    def drain(self, worker: int, now: int) -> None:
+        """F43: nothing new goes there, its backlog comes back, what runs ends."""
+        self.rotation.drain(worker, now)
+        self.lives.send(worker, m.Drain())
+        self._dispatch(now)
+
+    def abandon(self, id: int, code: str, message: str, now: int) -> None:
+        """End a request with an error at once, whatever its worker does."""
+        run = self.lives.runs[id]
+        if run.worker is not None and run.stage is Stage.DISPATCHED:
+            self.lives.send(run.worker, m.Cancel(id))
+            self.dispatcher.unbind(run, now, failed=True)
+        self.lives.end(run, Finish.ERROR, now, None, code, message)
+
+    def broadcast(self, message: m.ToWorker) -> None:
+        for worker in self.health:
+            self.lives.send(worker, message)
+
+    def _dispatch(self, now: int) -> None:
+        """Send what can be sent now (F29)."""
+        if not self.dispatcher.queue:
+            return
+        for run, choice in self.dispatcher.due(self.lives.runs, now):
+            first = run.dispatched is None
+            request = self.dispatcher.bind(run, choice, now)
+            self.decisions += 1
+            self.meter.inc(
+                "headrace_router_selections_total", worker=str(choice.worker), reason=choice.reason
+            )
+            if first:
+                waited = (now - run.entry.arrived) / 1e9
+                self.meter.observe("headrace_router_queue_seconds", waited, class_=run.entry.class_)
+            self.lives.send(choice.worker, m.Submit(request))
+
+    def _on_hello(self, worker: int, hello: m.Hello, now: int) -> None:
+        self.rotation.hello(worker, hello, now)
+        if self._overrides:
+            self.lives.send(worker, m.Configure(dict(self._overrides)))
+        for point in self.holds.armed():
+            if not point.at_gateway and point.worker in (None, worker):
+                self.lives.send(worker, point.message())
+
+    def _on_tokens(self, worker: int, message: m.TokensOut, now: int) -> None:
+        run = self.lives.attempt(worker, message.id, message.attempt)
+        if run is None:
+            self.meter.inc("headrace_router_fenced_tokens_total", len(message.ids))
+            return
+        self._sign(run, worker, now)
+        prefill = self.dispatcher.ledger.first_token(run.key, len(run.request.tokens))
+        decode = len(message.ids) if run.first_token else len(message.ids) - 1
+        self.dispatcher.rates.of(worker).computed(now, prefill, decode)
+        if not run.first_token:
+            run.first_token = True
+            key = run.key
+            self._timers.at(now + PREDICTED_NS, lambda _: self.dispatcher.predicted.leave(key))
+        if run.intent is None:
+            run.generated += len(message.ids)
+            self.lives.emit(Emit(run.id, Generated(message.ids)))
+
+    def _on_progress(self, worker: int, message: m.Progress, now: int) -> None:
+        run = self.lives.attempt(worker, message.id, message.attempt)
+        if run is not None:
+            self._sign(run, worker, now)
+            left = len(run.request.tokens) - message.computed
+            done = self.dispatcher.ledger.progress(run.key, left)
+            self.dispatcher.rates.of(worker).computed(now, prefill=done)
+
+    def _on_refused(self, worker: int, message: m.Refused, now: int) -> None:
+        run = self.lives.attempt(worker, message.id, message.attempt)
+        if run is None:
+            return
+        self.health[worker].breaker.withdrawn()
+        if message.reason == "draining":
+            self.meter.inc("headrace_router_recalls_total", reason="draining")
+        if message.reason != "recalled":
+            self.dispatcher.refusing.add(worker)
+        self.lives.handed_back(run, now)
+
+    def _on_done(self, worker: int, done: m.Done, now: int) -> None:
+        run = self.lives.attempt(worker, done.id, done.attempt)
+        if run is None:
+            return
+        self._sign(run, worker, now)
+        breaker = self.health[worker].breaker
+        if done.reason is Finish.ERROR:
+            breaker.failed(now)
+            message = done.error or f"a step of worker {worker} failed"
+            self.lives.failed(run, "step_failed", message, now, done.truth)
+            return
+        if done.reason is Finish.CANCELLED:
+            breaker.withdrawn()
+        else:
+            breaker.succeeded()
+        if done.reason in (Finish.STOP, Finish.LENGTH):
+            self.dispatcher.outputs.ended(run.entry.class_, done.truth.generated)
+        if run.choice is not None and done.truth.first_scheduled is not None:
+            self.meter.inc("headrace_router_predicted_hit_tokens_total", run.choice.predicted_hit)
+            self.meter.inc("headrace_router_realised_hit_tokens_total", done.truth.hit_device)
+        self.dispatcher.unbind(run, now)
+        self.lives.end(run, done.reason, now, done.truth)
+
+    def _on_kv_events(self, worker: int, batch: m.KvEvents, now: int) -> None:
+        events = self.dispatcher.events
+        gaps, orphans = events.gaps, events.orphans
+        events.apply(worker, batch)
+        self.meter.inc("headrace_router_index_gaps_total", events.gaps - gaps)
+        self.meter.inc("headrace_router_index_orphans_total", events.orphans - orphans)
+
+    def _on_held(self, worker: int, held: m.Held, now: int) -> None:
+        """The first worker that reaches it wins; the others are disarmed."""
+        point, run = self.holds.get(held.hold_id), self.lives.runs.get(held.id)
+        if point is None or point.held is not None or run is None or run.worker != worker:
+            self.lives.send(worker, m.Release(held.hold_id))
+            return
+        point.held, point.held_by, run.held = held, worker, True
+        if point.worker is None:
+            for other in self.health:
+                if other != worker:
+                    self.lives.send(other, m.Release(held.hold_id))
+        self._timers.at(now + MAX_HELD_NS, partial(self.release, point.id))
+
+    def _hold_queued(self, point: Breakpoint, run: Run, now: int) -> None:
+        point.held = m.Held(point.id, run.id, run.ask.client_id, point.phase)
+        run.held = True
+        self._timers.at(now + MAX_HELD_NS, partial(self.release, point.id))
+
+    def _sign(self, run: Run, worker: int, now: int) -> None:
+        run.started, run.signed = True, now
+        self.health[worker].pulse(now)
+        self.dispatcher.refusing.discard(worker)
+
+    def _count_rejection(self, ask: Ask, rejected: Rejected) -> None:
+        class_ = "unknown" if rejected.code == "unknown_class" else self.door.class_of(ask)
+        named = rejected.status != 400 or rejected.code in _GATE_CODES
+        reason = rejected.code if named else "context_length"
+        self.meter.inc("headrace_router_requests_total", class_=class_)
+        self.meter.inc("headrace_router_rejections_total", reason=reason, class_=class_)

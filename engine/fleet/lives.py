@@ -1,0 +1,207 @@
+"""The life of every request at the gateway: attempts, retries, and the one terminal event (FLEET 6)."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+from engine.config import EngineConfig
+from engine.fleet.backend import Ended
+from engine.fleet.dispatch import Dispatcher
+from engine.fleet.health import RetryBudget, State, backoff_ns
+from engine.fleet.misses import refine
+from engine.fleet.run import Action, Emit, Run, Send, Stage
+from engine.fleet.timers import Timers
+from engine.fleet.truth import TruthLog, truth_row
+from engine.messages import Cancel, ToWorker
+from engine.request import Finish, Miss, WorkerTruth
+from engine.telemetry import Meter
+
+MAX_FAILURES = 2
+"""F40: up to 2 more attempts after the first."""
+PATIENCE_NS = 30_000_000_000
+"""A request that no worker in rotation may take for so long ends with a retriable error."""
+
+
+class Lives:
+    """Owns the requests under way. Every one that ``begin`` was called for ends in ``end`` once."""
+
+    def __init__(self, config: EngineConfig, dispatcher: Dispatcher, timers: Timers, meter: Meter) -> None:
+        self.runs: dict[int, Run] = {}
+        self.truth = TruthLog()
+        self.admitted = 0
+        self.terminal = 0
+        self.config_id = ""
+        self._dispatcher = dispatcher
+        self._timers = timers
+        self._meter = meter
+        self._budget = RetryBudget()
+        self._rng = random.Random(config.seed + 1)
+        self._actions: list[Action] = []
+
+    def take_actions(self) -> list[Action]:
+        actions, self._actions = self._actions, []
+        return actions
+
+    def send(self, worker: int, message: ToWorker) -> None:
+        self._actions.append(Send(worker, message))
+
+    def emit(self, action: Emit) -> None:
+        self._actions.append(action)
+
+    def begin(self, run: Run) -> None:
+        """It was let in and now waits in the queue."""
+        self._budget.earn()
+        self.admitted += 1
+        self.runs[run.id] = run
+        self._dispatcher.queue.add(run.entry)
+
+    def attempt(self, worker: int, id: int, attempt: int) -> Run | None:
+        """The request if this is its living attempt, on this worker (F5)."""
+        run = self.runs.get(id)
+        if run is None or run.stage is not Stage.DISPATCHED or run.worker != worker or run.attempt != attempt:
+            return None
+        return run
+
+    def cancel(self, id: int, now: int, reason: Finish) -> None:
+        """End it, by way of its worker if it has one. Idempotent; the first reason stands."""
+        run = self.runs.get(id)
+        if run is None or run.intent is not None:
+            return
+        if run.stage is Stage.DISPATCHED and run.worker is not None:
+            run.intent = reason
+            self.send(run.worker, Cancel(run.id, reason))
+        else:
+            self.end(run, reason, now)
+
+    def handed_back(self, run: Run, now: int) -> None:
+        """Its worker did not start it: back to its place, which uses up no attempt."""
+        self._dispatcher.unbind(run, now, failed=True)
+        if run.intent is not None:
+            self.end(run, run.intent, now)
+        else:
+            self._requeue(run)
+
+    def failed(self, run: Run, code: str, message: str, now: int, truth: WorkerTruth | None = None) -> None:
+        """The attempt is lost (``worker_lost``, ``silent``, ``stalled``, ``step_failed``): another one
+        before the first byte (F40), else the one error event (F41)."""
+        self._dispatcher.unbind(run, now, failed=True)
+        if run.incarnation is not None:
+            run.excluded.add(run.incarnation)
+        if run.intent is not None:
+            self.end(run, run.intent, now, truth)
+        elif code == "silent" and not run.started:
+            self._meter.inc("headrace_router_recalls_total", reason="ejected")
+            run.attempt += 1
+            self._requeue(run)
+            self._be_patient(run, now)
+        elif self._may_retry(run):
+            self._retry(run, code, now)
+        else:
+            code = "worker_lost" if code == "silent" else code
+            self.end(run, Finish.ERROR, now, truth, code, message)
+
+    def end(
+        self,
+        run: Run,
+        finish: Finish,
+        now: int,
+        truth: WorkerTruth | None = None,
+        code: str | None = None,
+        message: str | None = None,
+    ) -> None:
+        """The one terminal event. Errors are retriable: nothing of the request itself caused them."""
+        self._dispatcher.queue.remove(run.id)
+        del self.runs[run.id]
+        run.stage = Stage.ENDED
+        self.terminal += 1
+        if finish is Finish.EXPIRED:
+            code, message = "deadline_exceeded", "the deadline passed before the request was done"
+        misses = refine(truth.misses, run.facts, self._dispatcher.block_size) if truth else ()
+        self._actions.append(Emit(run.id, _ended(run, finish, truth, misses, now, code, message)))
+        policy = self._dispatcher.config.router.policy
+        self.truth.add(truth_row(run, finish, truth, misses, now, self.config_id, policy))
+        self._meter.inc("headrace_router_streams_ended_total", reason=finish.value)
+
+    def end_waiting(self, now: int) -> None:
+        """There has been no worker for too long: nobody is left waiting for ever."""
+        for entry in list(self._dispatcher.queue.in_order(now)):
+            self._end_unserved(self.runs[entry.id], now)
+
+    def _may_retry(self, run: Run) -> bool:
+        """Some other worker may take it, now or when it is back, and the budget allows it."""
+        others = (
+            health.state is State.GONE or health.incarnation not in run.excluded
+            for health in self._dispatcher.health.values()
+        )
+        return not run.generated and run.failures < MAX_FAILURES and any(others) and self._budget.spend()
+
+    def _retry(self, run: Run, code: str, now: int) -> None:
+        run.failures += 1
+        run.attempt += 1
+        self._meter.inc("headrace_router_retries_total", reason=code)
+        self._be_patient(run, now)
+        if code == "worker_lost":
+            self._requeue(run)
+            return
+        run.stage = Stage.PAUSED
+        due = now + backoff_ns(run.failures, self._rng)
+        self._timers.at(due, partial(self._resume, run.id, run.attempt))
+
+    def _resume(self, id: int, attempt: int, now: int) -> None:
+        run = self.runs.get(id)
+        if run is not None and run.attempt == attempt and run.stage is Stage.PAUSED:
+            self._requeue(run)
+
+    def _requeue(self, run: Run) -> None:
+        """Back to its old place in the queue."""
+        run.stage, run.waits_for = Stage.QUEUED, None
+        self._dispatcher.queue.add(run.entry)
+
+    def _be_patient(self, run: Run, now: int) -> None:
+        self._timers.at(now + PATIENCE_NS, partial(self._give_up, run.id, run.attempt))
+
+    def _give_up(self, id: int, attempt: int, now: int) -> None:
+        run = self.runs.get(id)
+        waits = run is not None and run.attempt == attempt and run.stage is Stage.QUEUED
+        if run is not None and waits and not self._dispatcher.candidates(run, now):
+            self._end_unserved(run, now)
+
+    def _end_unserved(self, run: Run, now: int) -> None:
+        seconds = PATIENCE_NS // 1_000_000_000
+        self.end(run, Finish.ERROR, now, None, "no_worker", f"no worker could take it for {seconds} s")
+
+
+def _ended(
+    run: Run,
+    finish: Finish,
+    truth: WorkerTruth | None,
+    misses: tuple[Miss, ...],
+    now: int,
+    code: str | None,
+    message: str | None,
+) -> Ended:
+    done = truth or WorkerTruth(generated=run.generated)
+    return Ended(
+        finish=finish,
+        prompt=len(run.request.tokens),
+        cached=done.hit_device,
+        generated=done.generated,
+        out_max=run.request.out_max,
+        worker=run.worker,
+        epoch=run.epoch,
+        attempt=run.attempt,
+        created_cache=done.created_cache_tokens,
+        misses=misses,
+        code=code,
+        message=message,
+        retriable=finish is Finish.ERROR,
+        times={
+            "received": run.received,
+            "queued": run.queued,
+            "dispatched": run.dispatched,
+            "first_scheduled": done.first_scheduled,
+            "prefill_done": done.prefill_done,
+            "finished": done.finished if done.finished is not None else now,
+        },
+    )

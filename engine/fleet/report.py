@@ -1,0 +1,132 @@
+"""What the gateway says about itself: gauges, state, and the invariants with their evidence."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engine.fleet.gateway import Gateway
+from engine.fleet.health import State, WorkerHealth
+from engine.fleet.run import Stage
+
+WORKER_RULES = tuple(f"K{i}" for i in range(1, 10))
+
+
+def set_gauges(gateway: Gateway, now: int) -> None:
+    """Make every ``headrace_router_`` and ``headrace_fleet_`` gauge true at ``now`` (E55)."""
+    meter, dispatcher = gateway.meter, gateway.dispatcher
+    states = {worker: shown_state(health, now) for worker, health in gateway.health.items()}
+    for worker, health in gateway.health.items():
+        name = str(worker)
+        for state in State:
+            here = int(states[worker] is state)
+            meter.set("headrace_router_worker_state", here, worker=name, state=state.value)
+        age = (now - health.seen) / 1e9 if health.seen is not None else 0.0
+        meter.set("headrace_router_heartbeat_age_seconds", age, worker=name)
+        meter.set("headrace_router_reserved_blocks", dispatcher.ledger.load(worker).decode, worker=name)
+    counts = Counter(states.values())
+    for state in State:
+        meter.set("headrace_fleet_replicas", counts[state], state=state.value)
+    meter.set("headrace_router_index_keys", len(dispatcher.events), kind="event")
+    meter.set("headrace_router_index_keys", len(dispatcher.predicted), kind="predicted")
+    _queue_gauges(gateway, now)
+
+
+def _queue_gauges(gateway: Gateway, now: int) -> None:
+    meter, queue = gateway.meter, gateway.dispatcher.queue
+    requests = dict.fromkeys(gateway.config.classes, 0)
+    tokens = dict.fromkeys(gateway.config.classes, 0)
+    for entry in queue:
+        requests[entry.class_] += 1
+        tokens[entry.class_] += entry.tokens
+    for class_ in requests:
+        meter.set("headrace_router_queue_requests", requests[class_], class_=class_)
+        meter.set("headrace_router_queue_tokens", tokens[class_], class_=class_)
+    meter.set("headrace_router_queue_limit", queue.config.max_requests, unit="requests")
+    meter.set("headrace_router_queue_limit", queue.config.max_tokens, unit="tokens")
+    oldest = queue.oldest()
+    age = (now - oldest.arrived) / 1e9 if oldest else 0.0
+    meter.set("headrace_router_oldest_waiting_seconds", age)
+
+
+def shown_state(health: WorkerHealth, now: int) -> State:
+    """The one state that is shown: an open breaker takes a worker out as an ejection does."""
+    tripped = health.breaker.open_until is not None and now < health.breaker.open_until
+    return State.EJECTED if tripped and health.state is State.IN_ROTATION else health.state
+
+
+def state(gateway: Gateway, processes: Sequence[Mapping[str, Any]], now: int) -> dict[str, Any]:
+    """Workers, queue and requests as they are now; ``processes`` is what the pool describes."""
+    by_worker = {int(process["worker"]): process for process in processes}
+    return {
+        "config_id": gateway.lives.config_id,
+        "workers": [
+            {**by_worker.get(worker, {}), **_worker_state(gateway, worker, now)} for worker in gateway.health
+        ],
+        "queue": {"requests": len(gateway.dispatcher.queue), "tokens": gateway.dispatcher.queue.tokens},
+        "requests": [
+            {
+                "id": run.ask.client_id,
+                "gateway_id": run.id,
+                "class": run.entry.class_,
+                "stage": run.stage.value,
+                "attempt": run.attempt,
+                "worker": run.worker if run.stage is Stage.DISPATCHED else None,
+                "generated": run.generated,
+                "held": run.held,
+            }
+            for run in gateway.lives.runs.values()
+        ],
+    }
+
+
+def _worker_state(gateway: Gateway, worker: int, now: int) -> dict[str, Any]:
+    health, load = gateway.health[worker], gateway.dispatcher.ledger.load(worker)
+    beat = health.heartbeat
+    return {
+        "worker": worker,
+        "state": shown_state(health, now).value,
+        "reason": health.reason,
+        "since": health.since,
+        "incarnation": health.incarnation,
+        "epoch": beat.epoch if beat else (health.hello.epoch if health.hello else None),
+        "step": beat.step if beat else None,
+        "requests": load.requests,
+        "prefill_tokens": load.prefill,
+        "reserved_blocks": load.decode,
+        "free_blocks": beat.load.free_blocks if beat else None,
+    }
+
+
+def invariants(gateway: Gateway, audits: Mapping[int, dict[str, Any]]) -> list[dict[str, Any]]:
+    """I2, I22 and K9 of the gateway, K1 to K9 of the workers that answered (worker -> its audit)."""
+    lives, dispatcher = gateway.lives, gateway.dispatcher
+    in_flight = {run.key for run in lives.runs.values() if run.stage is Stage.DISPATCHED}
+    balance = lives.admitted - lives.terminal - len(lives.runs)
+    counted = f"admitted {lives.admitted}, terminal {lives.terminal}, in flight {len(lives.runs)}"
+    wrong = dispatcher.ledger.audit(in_flight)
+    queued = {run.id for run in lives.runs.values() if run.stage is Stage.QUEUED}
+    if queued != {entry.id for entry in dispatcher.queue}:
+        wrong.append("the queue does not hold exactly the requests that wait")
+    rows = [
+        {"id": "I2", "ok": balance == 0, "evidence": counted},
+        {
+            "id": "I22",
+            "ok": not wrong,
+            "evidence": "; ".join(wrong) or f"{len(in_flight)} reservations, as many attempts in flight",
+        },
+    ]
+    for rule in WORKER_RULES:
+        broken = [
+            f"worker {worker}: {text}"
+            for worker, audit in audits.items()
+            for text in audit["violations"]
+            if text.split(":")[0] == rule
+        ]
+        ok: bool | None = not broken if audits else None
+        if rule == "K9" and balance != 0:
+            ok, broken = False, [*broken, f"gateway: {counted}"]
+        evidence = "; ".join(broken) or f"{len(audits)} workers audited"
+        rows.append({"id": rule, "ok": ok, "evidence": evidence})
+    return rows

@@ -1,0 +1,135 @@
+"""Who comes into rotation and who falls out of it, and what that does to the work there (FLEET 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from engine.exposition import FleetMeters
+from engine.fleet.dispatch import Dispatcher
+from engine.fleet.health import State, WorkerHealth
+from engine.fleet.lives import PATIENCE_NS, Lives
+from engine.fleet.run import Run
+from engine.fleet.timers import Timers
+from engine.messages import Cancel, Heartbeat, Hello
+from engine.telemetry import Meter
+
+
+class Rotation:
+    """Hears Hello, heartbeats, losses and silence. ``empty`` is called when no worker has been in
+    rotation for ``PATIENCE_NS``."""
+
+    def __init__(
+        self,
+        health: Mapping[int, WorkerHealth],
+        dispatcher: Dispatcher,
+        lives: Lives,
+        timers: Timers,
+        meter: Meter,
+    ) -> None:
+        self.health = health
+        self.meters = FleetMeters()
+        self._dispatcher = dispatcher
+        self._lives = lives
+        self._timers = timers
+        self._meter = meter
+        self._empty_since: int | None = 0
+
+    def hello(self, worker: int, hello: Hello, now: int) -> None:
+        """A new incarnation has warmed up. If the loss of the one before was missed, it is made up."""
+        self.lost(worker, "replaced by a new incarnation", now)
+        self.health[worker].hears_hello(hello, now)
+        self._dispatcher.events.begin(worker, hello.epoch)
+        self._watch(worker, hello.incarnation, now)
+
+    def heartbeat(self, worker: int, heartbeat: Heartbeat, now: int) -> None:
+        """Of the living incarnation only; a new epoch means that its cache was cleared (F30)."""
+        health = self.health[worker]
+        if health.incarnation != heartbeat.incarnation:
+            return
+        if heartbeat.metrics:
+            self.meters.update(worker, heartbeat.incarnation, heartbeat.metrics)
+        if self._dispatcher.events.begin(worker, heartbeat.epoch):
+            self._dispatcher.forget_sessions(worker)
+        rotated = health.state is State.IN_ROTATION
+        health.hears_heartbeat(heartbeat, now)
+        self._dispatcher.refusing.discard(worker)
+        if health.state is State.IN_ROTATION:
+            self._empty_since = None
+        elif rotated:
+            self._out(worker, "not_ready", now)
+        self._fail_stalled(worker, now)
+
+    def lost(self, worker: int, reason: str, now: int) -> None:
+        """Connection closed or process gone: out at once, whatever it held is gone too. Idempotent."""
+        health = self.health[worker]
+        if health.state is State.GONE:
+            return
+        was_in = health.state is State.IN_ROTATION
+        seen = health.seen
+        health.lose(reason, now)
+        self._dispatcher.events.depart(worker)
+        self.meters.lost(worker)
+        if was_in:
+            self._out(worker, "lost", now, seen)
+        self._fail_all(worker, "worker_lost", f"worker {worker} was lost: {reason}", now)
+
+    def drain(self, worker: int, now: int) -> None:
+        """No selection from this moment (F43)."""
+        self.health[worker].drain(now)
+        self._dispatcher.forget_sessions(worker)
+
+    def running_on(self, worker: int) -> list[Run]:
+        """The attempts dispatched to a worker, by request id."""
+        return [run for _, run in sorted(self._dispatcher.on_worker[worker].items())]
+
+    def _watch(self, worker: int, incarnation: str, now: int) -> None:
+        """Look at the worker again when its silence would matter; one such watch per incarnation."""
+        health = self.health[worker]
+        if health.incarnation != incarnation or health.seen is None:
+            return
+        if health.silent(now) and health.state is not State.EJECTED:
+            self._silent(worker, now)
+        heard_by = health.seen + int(health.config.eject_after * 1e9)
+        due = heard_by if heard_by > now else now + int(health.config.eject_after * 1e9)
+        self._timers.at(due, partial(self._watch, worker, incarnation))
+
+    def _silent(self, worker: int, now: int) -> None:
+        """F35: frozen or cut off. It is told to drop what it has, should it ever wake up."""
+        health = self.health[worker]
+        was_in, seen = health.state is State.IN_ROTATION, health.seen
+        health.eject("silent", now)
+        if was_in:
+            self._out(worker, "silent", now, seen)
+        for run in self.running_on(worker):
+            self._lives.send(worker, Cancel(run.id))
+        self._fail_all(worker, "silent", f"worker {worker} has been silent", now)
+
+    def _fail_stalled(self, worker: int, now: int) -> None:
+        """F35: its heartbeats go on, but an attempt shows no step (or, once started, no chunk)."""
+        health = self.health[worker]
+        limit = health.stall_limit()
+        for run in self.running_on(worker):
+            idle_since = run.signed if run.started else max(run.signed, health.step_at or 0)
+            if not run.held and now - idle_since > limit:
+                self._lives.send(worker, Cancel(run.id))
+                health.breaker.failed(now)
+                message = f"worker {worker} made no progress for {limit / 1e9:.0f} s"
+                self._lives.failed(run, "stalled", message, now)
+
+    def _fail_all(self, worker: int, code: str, message: str, now: int) -> None:
+        for run in self.running_on(worker):
+            self._lives.failed(run, code, message, now)
+
+    def _out(self, worker: int, reason: str, now: int, seen: int | None = None) -> None:
+        self._meter.inc("headrace_router_ejections_total", reason=reason)
+        if seen is not None:
+            self._meter.observe("headrace_router_detect_seconds", (now - seen) / 1e9)
+        self._dispatcher.forget_sessions(worker)
+        if not any(health.state is State.IN_ROTATION for health in self.health.values()):
+            self._empty_since = now
+            self._timers.at(now + PATIENCE_NS, partial(self._still_empty, now))
+
+    def _still_empty(self, since: int, now: int) -> None:
+        if self._empty_since == since:
+            self._lives.end_waiting(now)

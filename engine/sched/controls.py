@@ -1,0 +1,79 @@
+"""The controls that may change between steps (ENGINE E50), applied to a frozen configuration."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.kv.blocks import EVICTIONS
+from engine.sched.admission import ADMISSIONS
+
+CONTROLS: Mapping[str, tuple[str, ...]] = {
+    "max_step_tokens": ("scheduler", "max_step_tokens"),
+    "max_running": ("scheduler", "max_running"),
+    "prefill_chunk": ("scheduler", "prefill_chunk"),
+    "min_prefill_share": ("scheduler", "min_prefill_share"),
+    "max_partial_prefills": ("scheduler", "max_partial_prefills"),
+    "long_prefill_cap": ("scheduler", "long_prefill_cap"),
+    "admission": ("admission", "policy"),
+    "kv_headroom": ("admission", "kv_headroom"),
+    "preemption": ("preemption",),
+    "prefix_cache": ("cache", "enabled"),
+    "eviction": ("cache", "eviction"),
+    "ttl": ("cache", "ttl"),
+}
+"""Control -> where it stands in EngineConfig. The dotted place (``cache.ttl``) names it as well."""
+
+_CHOICES = {
+    "admission": tuple(ADMISSIONS),
+    "eviction": tuple(EVICTIONS),
+    "preemption": ("recompute", "none"),
+}
+_SHARES = ("min_prefill_share", "kv_headroom")
+
+
+def apply_changes(config: EngineConfig, changes: Mapping[str, Any]) -> EngineConfig:
+    """``config`` with ``changes``; raises ValueError naming every key or value that is wrong."""
+    by_place = {".".join(place): name for name, place in CONTROLS.items()}
+    problems = []
+    for key, value in changes.items():
+        name = by_place.get(key, key)
+        if name not in CONTROLS:
+            near = difflib.get_close_matches(key, [*CONTROLS, *by_place], n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            problems.append(f"{key} cannot be changed while running{hint}")
+        elif problem := _wrong(name, value):
+            problems.append(f"{key} = {value!r}: {problem}")
+        else:
+            config = _replaced(config, CONTROLS[name], value)
+    if problems:
+        raise ValueError("; ".join(problems))
+    return config
+
+
+def _wrong(name: str, value: Any) -> str | None:
+    if name in _CHOICES:
+        return None if value in _CHOICES[name] else f"must be one of {', '.join(_CHOICES[name])}"
+    if name == "prefix_cache":
+        return None if isinstance(value, bool) else "must be true or false"
+    if name in ("ttl", "long_prefill_cap") and value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "must be a number"
+    if name in _SHARES:
+        return None if 0 <= value <= 1 else "must be a share between 0 and 1"
+    if name == "ttl":
+        return None if value > 0 else "must be more than 0 seconds, or absent"
+    if not isinstance(value, int) or value < 1:
+        return "must be a whole number, at least 1"
+    return None
+
+
+def _replaced(config: EngineConfig, place: tuple[str, ...], value: Any) -> EngineConfig:
+    if len(place) == 1:
+        return replace(config, **{place[0]: value})
+    part = replace(getattr(config, place[0]), **{place[1]: value})
+    return replace(config, **{place[0]: part})

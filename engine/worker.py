@@ -1,0 +1,450 @@
+"""The step loop's state machine: ``receive``, ``plan``, (execute), ``commit``, told the time, pure.
+
+Two drivers run it: a process with sockets and the torch runner, and the virtual-clock loop with the
+simulated one. Between ``plan`` and ``commit`` a step is in flight: messages may arrive then, and a request
+that ends then gives its blocks back behind a fence that the commit lifts (ENGINE E34, E35)::
+
+    receive* -> plan -> receive* -> commit | step_failed -> receive* -> plan ...
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections import OrderedDict
+
+from engine import messages as m
+from engine.config import EngineConfig
+from engine.kv.blocks import BlockPool, blocks_for
+from engine.kv.prefix_cache import PrefixCache, Published
+from engine.request import Finish, Request, Tokens, WorkerTruth
+from engine.runner.base import Row, StepPlan, StepResult
+from engine.sched.accounts import Accounts
+from engine.sched.audit import audit
+from engine.sched.controls import apply_changes
+from engine.sched.holds import Holds
+from engine.sched.rates import BusyWindow
+from engine.sched.scheduler import Scheduler
+from engine.sched.sequence import Sequence, State
+from engine.telemetry import Meter
+
+log = logging.getLogger(__name__)
+
+FAILURES_IN_A_ROW = 3
+"""So many failed steps in a row, and the worker gives up (ENGINE E16)."""
+EARLY_CANCELS = 1024
+"""Cancels of ids not seen yet that are remembered."""
+BACKLOG_S = 0.5
+"""Seconds of prefill that a worker's backlog should hold at most; it refuses beyond twice that (F29)."""
+
+
+class Worker:
+    """One incarnation of one worker. Times are ns; nothing here waits, reads a clock or blocks.
+
+    ``eos_ids``, ``max_positions`` and ``vocabulary`` are the runner's facts. ``epoch`` must be greater
+    than any epoch of an earlier incarnation and leave room for one more per clear.
+    ``Load.ack`` counts the Submit messages that this incarnation has received, refused ones included.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        index: int,
+        incarnation: str,
+        *,
+        eos_ids: frozenset[int],
+        max_positions: int,
+        vocabulary: int,
+        epoch: int = 1,
+        meter: Meter | None = None,
+        verify_tokens: bool = True,
+        digest_bits: int = 128,
+    ) -> None:
+        blocks = config.memory.kv_blocks
+        if blocks is None:
+            raise ValueError("memory.kv_blocks is not set; turn memory.total into a number of blocks first")
+        self.index = index
+        self.incarnation = incarnation
+        self.epoch = epoch
+        self.meter = meter if meter is not None else Meter(config, "engine")
+        self.block_size = config.memory.block_size
+        self.pool = BlockPool(blocks, config.cache.eviction)
+        self.cache = PrefixCache(
+            self.pool, self.block_size, self.meter, verify_tokens=verify_tokens, digest_bits=digest_bits
+        )
+        self.holds = Holds()
+        self.scheduler = Scheduler(config, self.pool, self.cache, self.holds, self.meter)
+        self.accounts = Accounts(self.meter, self.cache)
+        self.draining = False
+        self._eos_ids = eos_ids
+        self._vocabulary = vocabulary
+        context = min(max_positions, blocks * self.block_size)
+        self.max_model_len = context if config.max_model_len is None else min(context, config.max_model_len)
+        self._active: dict[int, Sequence] = {}
+        self._early_cancels: OrderedDict[int, Finish] = OrderedDict()
+        self._deadlines: list[tuple[int, int]] = []
+        self._flight: tuple[StepPlan, tuple[Sequence, ...], int] | None = None
+        self._freeing: list[int] = []
+        self._outbox: list[m.FromWorker] = []
+        self._busy = BusyWindow(config.cost)
+        self._step = 0
+        self._failures = 0
+        self._sequence = 0
+        self._ack = 0
+        self._taken = 0
+        self._ended = 0
+        self._handed_back = 0
+
+    @property
+    def config(self) -> EngineConfig:
+        """The effective configuration."""
+        return self.scheduler.config
+
+    @property
+    def idle(self) -> bool:
+        """Nobody waits or runs here and no step is in flight."""
+        return not self._active and self._flight is None
+
+    @property
+    def next_wakeup(self) -> int | None:
+        """When ``plan`` must be called even if no message comes: a life, a hold or a deadline ends."""
+        deadline = self._deadlines[0][0] if self._deadlines else None
+        times = (self.pool.next_expiry(), self.holds.next_lapse, deadline)
+        return min((time for time in times if time is not None), default=None)
+
+    def hello(self) -> m.Hello:
+        return m.Hello(
+            self.index, self.incarnation, self.epoch, self.pool.size, self.block_size, self.max_model_len
+        )
+
+    def heartbeat(self, now: int) -> m.Heartbeat:
+        """State, load and a snapshot of the meter, true at ``now``."""
+        started = self._flight[2] if self._flight else None
+        self.accounts.gauges(self.scheduler, self.epoch, not self.draining, started, now)
+        return m.Heartbeat(
+            self.incarnation,
+            self.epoch,
+            self._step,
+            started,
+            "draining" if self.draining else "ready",
+            self.load,
+            self.meter.snapshot(),
+        )
+
+    @property
+    def load(self) -> m.Load:
+        running = self.scheduler.running.values()
+        return m.Load(
+            running=len(running),
+            waiting=len(self.scheduler.waiting),
+            prefill_tokens=self.scheduler.backlog_tokens
+            + sum(max(0, s.prompt - s.computed) for s in running),
+            decode_blocks=self.pool.referenced - len(self.scheduler.ballast),
+            free_blocks=self.pool.free,
+            ack=self._ack,
+        )
+
+    def tokens_of(self, id: int) -> Tokens[int] | None:
+        """Prompt and output so far of a request that is here."""
+        sequence = self._active.get(id)
+        return sequence.tokens if sequence else None
+
+    def take_outbox(self) -> list[m.FromWorker]:
+        """Messages to the gateway since the last call, in order."""
+        self._flush_events()
+        outbox, self._outbox = self._outbox, []
+        return outbox
+
+    def audit(self) -> dict[str, object]:
+        """Invariants K1 to K9 with evidence; violations are counted, never fatal (ENGINE 15)."""
+        report = audit(self.scheduler, self._taken, self._ended, self._handed_back)
+        for violation in report["violations"]:
+            log.error("invariant broken on worker %d: %s", self.index, violation)
+            self.meter.inc("headrace_engine_invariant_violations_total", rule=violation.split(":")[0])
+        return report
+
+    # -- messages -----------------------------------------------------------------------------
+
+    def receive(self, message: m.ToWorker, now: int) -> None:
+        """Take a message at any time, also while a step is in flight."""
+        match message:
+            case m.Submit(request):
+                self._submit(request, now)
+            case m.Cancel(id, reason):
+                self._cancel(id, reason, now)
+            case m.Recall(id):
+                self._hand_back(self._active.get(id), "recalled", now)
+            case m.Hold():
+                self._hold(message)
+            case m.Release(hold_id):
+                self.holds.release(hold_id)
+            case m.Configure(changes):
+                self._configure(changes)
+            case m.Ballast(blocks):
+                self.scheduler.set_ballast(blocks, now)
+            case m.Clear():
+                self._clear()
+            case m.Drain():
+                self.draining = True
+                for sequence in list(self.scheduler.waiting.values()):
+                    self._hand_back(sequence, "draining", now)
+            case m.AskAudit(ask_id):
+                self._outbox.append(m.AuditReport(ask_id, self.audit()))
+        self._flush_events()
+
+    def _submit(self, request: Request, now: int) -> None:
+        self._ack += 1
+        if self.draining or request.id in self._active:
+            self._refuse(request, "draining" if self.draining else "duplicate")
+            return
+        truth = WorkerTruth(self.index, self.incarnation, self.epoch, prompt=len(request.tokens))
+        sequence = Sequence(request, self.block_size, now, truth)
+        problem = self._never_fits(request)
+        early = self._early_cancels.pop(request.id, None)
+        if problem is None and early is None and self._backlog_full(sequence):
+            self._refuse(request, "backlog")
+            return
+        self._taken += 1
+        self._active[request.id] = sequence
+        self.scheduler.add(sequence)
+        self.accounts.taken(sequence)
+        if early is not None:
+            self._finish(sequence, early, now)
+        elif problem is not None:
+            self._finish(sequence, Finish.ERROR, now, problem)
+        elif request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, request.id))
+
+    def _never_fits(self, request: Request) -> str | None:
+        """Why this request could not be served even alone; the gateway's gate should have said so."""
+        total = len(request.tokens) + request.out_max
+        if not request.tokens or request.out_max < 1:
+            return f"a prompt of {len(request.tokens)} tokens and {request.out_max} to generate is no request"
+        if total > self.max_model_len:
+            return (
+                f"{total} tokens need {blocks_for(total, self.block_size)} blocks of {self.block_size}; "
+                f"{self.pool.size} are usable, the context is {self.max_model_len}"
+            )
+        if max(request.tokens) >= self._vocabulary:
+            return f"token id {max(request.tokens)} is outside the vocabulary of {self._vocabulary}"
+        return None
+
+    def _backlog_full(self, sequence: Sequence) -> bool:
+        """Beyond twice max(1 request, half a second of prefill), the request included (F29)."""
+        if len(self.scheduler.waiting) < 2:
+            return False
+        cost, chunk = self.config.cost, self.config.scheduler.prefill_chunk
+        rate = self._busy.rates()[0] or chunk / (cost.a + cost.b * chunk)
+        return self.scheduler.backlog_tokens + self.scheduler.uncached(sequence) > 2 * BACKLOG_S * rate
+
+    def _refuse(self, request: Request, reason: str) -> None:
+        self._outbox.append(m.Refused(request.id, request.attempt, reason))
+        self.accounts.refused(request, reason)
+
+    def _cancel(self, id: int, reason: Finish, now: int) -> None:
+        sequence = self._active.get(id)
+        if sequence is not None:
+            self._finish(sequence, reason, now)
+            return
+        self._early_cancels[id] = reason  # it may overtake its Submit
+        if len(self._early_cancels) > EARLY_CANCELS:
+            self._early_cancels.popitem(last=False)
+
+    def _hand_back(self, sequence: Sequence | None, reason: str, now: int) -> None:
+        """Return a request that has not started; one that has goes on to its Done."""
+        if sequence is None or sequence.started:
+            return
+        self.scheduler.remove(sequence, now)
+        del self._active[sequence.id]
+        self._handed_back += 1
+        self._refuse(sequence.request, reason)
+
+    def _hold(self, hold: m.Hold) -> None:
+        try:
+            self.holds.add(hold)
+        except ValueError as error:  # the gateway checks phases; a wrong one must not end the process
+            log.error("worker %d: %s", self.index, error)
+
+    def _configure(self, changes: dict[str, object]) -> None:
+        try:
+            config = apply_changes(self.config, changes)
+        except ValueError as error:  # the gateway checks changes; wrong ones must not end the process
+            log.error("worker %d keeps its configuration: %s", self.index, error)
+            return
+        switched_off = self.config.cache.enabled and not config.cache.enabled
+        self.scheduler.config = config
+        self.pool.eviction = config.cache.eviction
+        if switched_off:
+            self._clear()
+
+    def _clear(self) -> None:
+        """Drop all digests and begin a new epoch; running requests compute on, but publish no more."""
+        self._flush_events()
+        self.cache.clear()
+        self.epoch += 1
+        self._sequence = 0
+        for sequence in self.scheduler.running.values():
+            sequence.publishing = False
+            sequence.expects = (0, 0)
+        self._flush_events()
+
+    # -- steps --------------------------------------------------------------------------------
+
+    def plan(self, now: int) -> StepPlan | None:
+        """The next step, or None if nobody can run now. Call it after messages, after each commit and
+        at ``next_wakeup``."""
+        assert self._flight is None, "a step is in flight"
+        self.holds.lapse(now)
+        self.cache.expire(now)
+        self._expire_requests(now)
+        chunks: dict[Sequence, int] = {}
+        for _ in range(3):  # ending or preempting somebody may empty a plan that was full before
+            chunks = self.scheduler.plan(now, self._step)
+            while self.scheduler.exhausted:
+                self._finish(self.scheduler.exhausted.pop(), Finish.LENGTH, now)
+            if chunks or not self.scheduler.stirred:
+                break
+        self._report()
+        if not chunks:
+            self._busy.end(now)
+            return None
+        self._busy.begin(now)
+        plan = StepPlan(self._step, tuple(_row(sequence, tokens) for sequence, tokens in chunks.items()))
+        self._flight = plan, tuple(chunks), now
+        self._step += 1
+        for sequence in chunks:
+            self.accounts.scheduled(sequence, now)
+        return plan
+
+    def commit(self, plan: StepPlan, result: StepResult, now: int) -> None:
+        """Apply a finished step: count, publish, append tokens, end who is done (ENGINE E20, E16)."""
+        sequences = self._land(plan, now)
+        self._failures = 0
+        live: list[tuple[Sequence, Row, int | None]] = []
+        for index, (sequence, row, token) in enumerate(zip(sequences, plan.rows, result.tokens, strict=True)):
+            if sequence.state is not State.RUNNING:
+                self.accounts.late(token)
+            elif index in result.failed:
+                self._finish(sequence, Finish.ERROR, now, "the model's output for this request is no number")
+            else:
+                self.accounts.computed(sequence, row, plan)
+                self._publish(sequence)
+                live.append((sequence, row, token))
+        self._flush_events()
+        for sequence, row, token in live:
+            self._deliver(sequence, row, token, now)
+        self._report()
+
+    def step_failed(self, plan: StepPlan, error: BaseException | str, now: int) -> None:
+        """The runner raised: publish nothing, end the step's requests with ``error`` (ENGINE E16)."""
+        sequences = self._land(plan, now)
+        self._failures += 1
+        self.meter.inc("headrace_engine_step_failures_total")
+        for sequence in sequences:
+            if sequence.state is State.RUNNING:
+                self._finish(sequence, Finish.ERROR, now, f"step_failed: {error}")
+        if self._failures >= FAILURES_IN_A_ROW:
+            self._outbox.append(m.Failed(f"{self._failures} steps in a row failed, the last with: {error}"))
+        self._report()
+
+    def _land(self, plan: StepPlan, now: int) -> tuple[Sequence, ...]:
+        """The step in flight is over: its writes are done, so its fences open."""
+        assert self._flight is not None, "no step is in flight"
+        flying, sequences, started = self._flight
+        assert flying is plan, "not the step in flight"
+        self._flight = None
+        self.pool.applied(plan.step, now)
+        self.accounts.stepped(plan, started, now)
+        for flagged in self._freeing:
+            self.accounts.freed(flagged, now)
+        self._freeing.clear()
+        prefill = sum(len(row.tokens) for row in plan.rows if not row.is_decode)
+        self._busy.computed(now, prefill, plan.tokens - prefill)
+        return sequences
+
+    def _publish(self, sequence: Sequence) -> None:
+        """Offer the blocks that became full to the cache (ENGINE E16)."""
+        if not sequence.publishing:
+            return
+        full = sequence.computed // self.block_size
+        for index in range(sequence.published, full):
+            published = self.cache.publish(
+                sequence.table[index],
+                sequence.digest(index),
+                sequence.parent(index),
+                sequence.block(index),
+                sequence.request.root,
+                sequence.fingerprint(index),
+            )
+            if published is Published.COLLISION:  # what follows could never be reached by a lookup
+                sequence.publishing = False
+                break
+        sequence.published = max(full, sequence.published)
+        begin, end = sequence.expects
+        done = min(sequence.published, end)
+        if done > begin:
+            self.cache.computed(sequence.digests[begin:done])
+            sequence.expects = (done, end)
+
+    def _deliver(self, sequence: Sequence, row: Row, token: int | None, now: int) -> None:
+        request = sequence.request
+        if not row.is_decode:
+            sequence.chunks += 1
+            computed = min(sequence.computed, sequence.prompt)
+            self._outbox.append(m.Progress(request.id, request.attempt, computed))
+        if token is not None:
+            sequence.tokens.append(token)
+            self.accounts.generated(sequence, now)
+            self._outbox.append(m.TokensOut(request.id, request.attempt, (token,)))
+            if token in self._eos_ids and not request.sampling.ignore_eos:
+                self._finish(sequence, Finish.STOP, now)
+            elif sequence.generated >= request.out_max:
+                self._finish(sequence, Finish.LENGTH, now)
+        if not row.is_decode and self.holds.waiting and sequence.state is State.RUNNING:
+            self.holds.reached(sequence, f"prefill:{sequence.chunks}", now)
+
+    def _finish(self, sequence: Sequence, reason: Finish, now: int, error: str | None = None) -> None:
+        """The one way out: exactly one Done per taken request (ENGINE E33)."""
+        fence = self._flight[0].step if self._flight else None
+        flying = self._flight is not None and bool(sequence.table)
+        self.holds.forget(sequence)
+        self.accounts.ended(sequence, reason, now)
+        self.scheduler.remove(sequence, now, fence)
+        del self._active[sequence.id]
+        self._ended += 1
+        if reason in (Finish.CANCELLED, Finish.EXPIRED):
+            if flying:
+                self._freeing.append(now)
+            else:
+                self.accounts.freed(now, now)
+        request = sequence.request
+        self._outbox.append(m.Done(request.id, request.attempt, reason, sequence.truth, error))
+
+    def _expire_requests(self, now: int) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline, id = heapq.heappop(self._deadlines)
+            sequence = self._active.get(id)
+            if sequence is not None and sequence.request.deadline == deadline:
+                self._finish(sequence, Finish.EXPIRED, now)
+
+    def _report(self) -> None:
+        self._outbox += self.holds.take_reports()
+        self._flush_events()
+
+    def _flush_events(self) -> None:
+        if events := self.cache.take_events():
+            self._sequence += 1
+            self._outbox.append(m.KvEvents(self.epoch, self._sequence, events))
+
+
+def _row(sequence: Sequence, tokens: int) -> Row:
+    start = sequence.computed
+    return Row(
+        id=sequence.id,
+        start=start,
+        tokens=sequence.tokens[start : start + tokens],
+        table=sequence.frozen_table,
+        samples=tokens == sequence.left,
+        sampling=sequence.request.sampling,
+        draw=sequence.generated,
+    )

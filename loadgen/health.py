@@ -1,0 +1,189 @@
+"""What the load process knows about its own trustworthiness (MEASUREMENT 8); results.validity judges.
+
+In virtual time nothing of this exists: there the signals that a real machine gives are None.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from loadgen.clock import Clock
+from loadgen.driver import Driver
+
+SAMPLE_NS = 10_000_000
+"""Interval of the loop lag sampler."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSignals:
+    """Signals of one load process over the window; None = not measured.
+
+    ``littles``: the in-flight counter's integral and the sum over records, in request-seconds (C35).
+    """
+
+    loop_lag_p99_ns: int | None = None
+    loop_lag_max_ns: int | None = None
+    gc_pause_max_ns: int | None = None
+    cpu_ratio: float | None = None
+    """CPU time of this process over wall time: 1 is one core, fully busy."""
+    steal_ratio: float | None = None
+    lost: int = 0
+    littles: Mapping[str, float] | None = None
+    stamp: str = "user"
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def driver_signals(driver: Driver, machine: ClientSignals = ClientSignals()) -> ClientSignals:
+    """The signals that the driver counts itself, added to those of its machine."""
+    littles = {"integral": driver.in_flight.integral / 1e9, "sum": driver.progress.littles_sum / 1e9}
+    return ClientSignals(
+        machine.loop_lag_p99_ns,
+        machine.loop_lag_max_ns,
+        machine.gc_pause_max_ns,
+        machine.cpu_ratio,
+        machine.steal_ratio,
+        driver.progress.lost,
+        littles,
+        machine.stamp,
+    )
+
+
+def merged(signals: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The signals of several load processes as one: the worst of each, sums of what is counted."""
+    rows = list(signals)
+    worst = {
+        key: max((row[key] for row in rows if row.get(key) is not None), default=None)
+        for key in ("loop_lag_p99_ns", "loop_lag_max_ns", "gc_pause_max_ns", "cpu_ratio", "steal_ratio")
+    }
+    littles = [row["littles"] for row in rows if row.get("littles")]
+    return {
+        **worst,
+        "lost": sum(row.get("lost", 0) for row in rows),
+        "littles": {key: sum(row[key] for row in littles) for key in ("integral", "sum")}
+        if littles
+        else None,
+        "stamp": "kernel" if rows and all(row.get("stamp") == "kernel" for row in rows) else "user",
+    }
+
+
+class GcMeter:
+    """Longest pause of the garbage collector between `start` and `stop`. Called by the interpreter."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._began: int | None = None
+        self.longest_ns = 0
+
+    def start(self) -> None:
+        """Also freezes what is alive, so that collections have less to look at (C37)."""
+        gc.collect()
+        gc.freeze()
+        gc.callbacks.append(self._on_gc)
+
+    def stop(self) -> None:
+        if self._on_gc in gc.callbacks:
+            gc.callbacks.remove(self._on_gc)
+            gc.unfreeze()
+
+    def _on_gc(self, phase: str, _: dict[str, int]) -> None:
+        if phase == "start":
+            self._began = self._clock()
+        elif self._began is not None:
+            self.longest_ns = max(self.longest_ns, self._clock() - self._began)
+
+
+class LoopLag:
+    """How late the event loop runs a timer, sampled every 10 ms against absolute times."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lags: list[int] = []
+        self._handle: asyncio.TimerHandle | None = None
+        self._due = 0
+
+    def start(self) -> None:
+        self._due = self._clock() + SAMPLE_NS
+        self._arm()
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+
+    def p99_ns(self) -> int | None:
+        return int(np.quantile(self._lags, 0.99)) if self._lags else None
+
+    def max_ns(self) -> int | None:
+        return max(self._lags, default=None)
+
+    def _arm(self) -> None:
+        delay = max(0, self._due - self._clock()) / 1e9
+        self._handle = asyncio.get_running_loop().call_later(delay, self._tick)
+
+    def _tick(self) -> None:
+        now = self._clock()
+        if now >= self._due:  # loops may fire a little early, which is no lag
+            self._lags.append(now - self._due)
+            self._due = max(self._due + SAMPLE_NS, now)
+        self._arm()
+
+
+class HealthMeter:
+    """Measures this process between `begin` and `end`; use around the window."""
+
+    def __init__(self, clock: Clock, steal: Callable[[], tuple[int, int] | None] | None = None) -> None:
+        self._clock = clock
+        self._lag = LoopLag(clock)
+        self._gc = GcMeter(clock)
+        self._read_steal = steal or read_steal
+        self._from: tuple[int, int, tuple[int, int] | None] | None = None
+        self._signals = ClientSignals()
+
+    def begin(self) -> None:
+        self._gc.start()
+        self._lag.start()
+        self._from = self._clock(), time.process_time_ns(), self._read_steal()
+
+    def end(self) -> None:
+        """Idempotent; without `begin` there is nothing to end."""
+        if self._from is None:
+            return
+        (t, cpu, steal), self._from = self._from, None
+        self._lag.stop()
+        self._gc.stop()
+        wall = self._clock() - t
+        self._signals = ClientSignals(
+            loop_lag_p99_ns=self._lag.p99_ns(),
+            loop_lag_max_ns=self._lag.max_ns(),
+            gc_pause_max_ns=self._gc.longest_ns,
+            cpu_ratio=(time.process_time_ns() - cpu) / wall if wall > 0 else None,
+            steal_ratio=_share(steal, self._read_steal()),
+        )
+
+    def signals(self) -> ClientSignals:
+        self.end()
+        return self._signals
+
+
+def read_steal(path: str = "/proc/stat") -> tuple[int, int] | None:
+    """(stolen, all) CPU ticks of this machine since boot; None where the kernel does not say."""
+    if not os.path.exists(path):
+        return None
+    with open(path) as file:
+        ticks = [int(field) for field in file.readline().split()[1:9]]
+    return (ticks[7], sum(ticks)) if len(ticks) == 8 else None
+
+
+def _share(before: tuple[int, int] | None, after: tuple[int, int] | None) -> float | None:
+    if before is None or after is None or after[1] <= before[1]:
+        return None
+    return (after[0] - before[0]) / (after[1] - before[1])

@@ -1,0 +1,171 @@
+"""Findings: what a reader should know about a run, each with what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from results.distribution import FEW_FOR_P99
+from results.goodput import attainment
+from results.outcomes import group_counts
+from results.run import RunData
+from results.saturation import Saturation
+from results.validity import MEANING, Health
+from results.view import View
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One remark; ``remedy`` says what to do."""
+
+    code: str
+    text: str
+    remedy: str
+
+
+REMEDIES = {
+    "H1": "lower the rate, or add load processes or CPUs for the client",
+    "H2": "give the load process a CPU of its own; look for work on its event loop",
+    "H3": "raise the connection pool's limit",
+    "H4": "freeze or switch off garbage collection in the window",
+    "H5": "add load processes, or move the client to its own machine",
+    "H6": "use a machine that is not shared, or a larger one",
+    "H7": "a cap or a late feeder kept requests back; lift the cap or lower the rate",
+    "H8": "raise the limits of file descriptors and ports",
+    "H9": "see the log of the load process; these requests have no outcome",
+    "H10": "something beside this client talked to the gateway, or records are missing",
+    "H11": "the driver's count of requests in flight and its records disagree: report this",
+    "H12": "look at the network and the client's reads between gateway and client",
+}
+
+
+def findings(data: RunData, view: View, health: Health, saturation: Saturation) -> list[Finding]:
+    """All findings of a run, the weightiest first."""
+    return [
+        *_run(data),
+        *_client(health, data),
+        *_faults(data),
+        *_load(view, saturation),
+        *_classes(view),
+        *_records(view),
+        *_invariants(data),
+    ]
+
+
+def _run(data: RunData) -> Iterator[Finding]:
+    if data.target_error:
+        yield Finding("target_error", data.target_error, "see the log of the target")
+    if data.incomplete:
+        yield Finding("incomplete", data.incomplete, "numbers are of the part that was kept; run it again")
+    if data.interrupted and not data.incomplete:
+        yield Finding(
+            "interrupted", "the run was interrupted", "the verdict stands for nothing; run it again"
+        )
+
+
+def _client(health: Health, data: RunData) -> Iterator[Finding]:
+    for rule, row in health.rows.items():
+        if row["state"] in ("degraded", "invalid"):
+            text = f"{rule} {MEANING[rule]}: {row['value']:.4g} (limit {row['limit']:.4g}), {row['state']}"
+            yield Finding(f"client_{rule}", text, REMEDIES[rule])
+    if data.manifest.get("co_located") and not data.judging.virtual:
+        text = "client and target share the CPUs of this machine"
+        yield Finding("co_located", text, "run the target elsewhere to measure its capacity")
+
+
+def _faults(data: RunData) -> Iterator[Finding]:
+    for fault in data.faults:
+        name = fault.get("id")
+        if fault.get("injected") is None:
+            why = fault.get("error") or "its moment did not come"
+            yield Finding(
+                "fault_not_injected", f"fault {name}: not injected ({why})", "check its time and condition"
+            )
+        elif fault.get("proven") is None:
+            why = fault.get("error") or "no proof came"
+            yield Finding(
+                "fault_not_proven",
+                f"fault {name}: not seen to take effect ({why})",
+                "gates on it decide nothing",
+            )
+        elif fault.get("error"):
+            yield Finding(
+                "fault_error", f"fault {name}: {fault['error']}", "check that the target was healed"
+            )
+
+
+def _load(view: View, saturation: Saturation) -> Iterator[Finding]:
+    if saturation.over:
+        text = "over-saturated: requests in flight grew, or over 1 % were turned away"
+        yield Finding("over_saturated", text, "latencies describe the length of the run; lower the rate")
+    lag = view.distribution("send_lag", view.in_window)
+    limit = max(view.judging.limits.latency_floor_s, _tenth_of_gap(view))
+    if lag.n and (worst := float(lag.samples.values.max())) > limit:
+        text = f"late sends: up to {worst * 1e3:.1f} ms after the due time"
+        yield Finding("late_sends", text, "trust the *_sched metrics, which count from the due time")
+    shed = group_counts(view.window)
+    planned = len(view.window)
+    turned_away = shed["rejected"] + shed["expired"]
+    if turned_away:
+        text = (
+            f"{turned_away / planned:.1%} of {planned} requests were shed "
+            f"({shed['rejected']} rejected, {shed['expired']} expired): latencies are of the served ones"
+        )
+        yield Finding("shed", text, "compare goodput and attainment, not latencies")
+
+
+def _tenth_of_gap(view: View) -> float:
+    """0.1/rate of the window, s."""
+    due = view.window["due"].dropna()
+    a, b = view.judging.window
+    return 0.1 * (b - a) * 1e-9 / len(due) if len(due) else 0.0
+
+
+def _classes(view: View) -> Iterator[Finding]:
+    for name, rows in view.by_class().items():
+        found = attainment(view.marks.at(view.in_window & view.of_class(name)))
+        if found.undecidable:
+            text = f"class {name}: {found.vacuous} answers leave an SLO metric undefined and count as met"
+            yield Finding("slo_vacuous", text, "use an SLO that these answers have, or longer outputs")
+        if found.incorrect:
+            text = f"class {name}: {found.incorrect} completed answers failed a check"
+            yield Finding("incorrect", text, "see their finish reasons and checks_failed in records.parquet")
+        if found.uses_strict:
+            text = f"class {name}: over 1 % of the requests were cut off or never sent after a failed turn"
+            yield Finding("strict_attainment", text, "gates use attainment_strict; lengthen the drain")
+        completed = int((rows["outcome"] == "completed").sum())
+        if 0 < completed < FEW_FOR_P99:
+            text = f"class {name}: {completed} completed requests; p99 needs {FEW_FOR_P99} to be worth a gate"
+            yield Finding("few_for_p99", text, "gate p50, p90, attainment and counts, or run longer")
+
+
+def _records(view: View) -> Iterator[Finding]:
+    completed = view.window[(view.window["outcome"] == "completed").to_numpy(dtype=bool)]
+    sources = sorted(completed["n_out_source"].dropna().unique())
+    if len(sources) > 1:
+        text = f"output tokens were counted in different ways: {', '.join(sources)}"
+        yield Finding("mixed_token_sources", text, "do not compare their token times; ask for usage")
+    events = sum(len(e) for e in completed["event_us"])
+    merged = int(completed["coalesced"].sum())
+    if events and merged / events > 0.05:
+        text = f"{merged / events:.0%} of the token events arrived together with another one"
+        yield Finding("coalesced", text, "their arrival times are upper bounds; itl spreads them")
+    warned = completed["warnings"].map(len).to_numpy(dtype=np.int64)
+    if len(warned) and warned.any():
+        names = sorted({w for row in completed["warnings"] for w in row})
+        text = f"{int((warned > 0).sum())} answers were not quite by the protocol: {', '.join(names)}"
+        yield Finding("protocol_warnings", text, "harmless for the numbers; tell the maker of the target")
+
+
+def _invariants(data: RunData) -> Iterator[Finding]:
+    for row in data.invariants or []:
+        if row.get("verdict") == "fail":
+            text = f"invariant {row.get('id')} is broken: {row.get('evidence')}"
+            yield Finding("invariant", text, "the target lost its books; see audits.jsonl")
+
+
+def as_dict(finding: Finding) -> dict[str, Any]:
+    return {"code": finding.code, "text": finding.text, "remedy": finding.remedy}

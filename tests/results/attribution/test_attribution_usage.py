@@ -1,0 +1,84 @@
+"""Provider counters in one normal form."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from results.attribution.usage import DIALECTS, Usage, hit_names, normalise
+
+CASE = json.loads((Path(__file__).parents[2] / "cases" / "attribution" / "C-12.json").read_text())
+SHOTS = [CASE, *CASE["variants"]]
+
+
+@pytest.mark.parametrize("shot", SHOTS, ids=[shot["id"] for shot in SHOTS])
+def test_case_c12(shot: dict[str, Any]) -> None:
+    """C-12: every usage block, and the hit names of a run, give the known numbers."""
+    inputs, want = shot["inputs"], shot["expect"]
+    usages = [normalise({"usage": usage}) for usage in inputs.get("usages", [inputs.get("usage")])]
+    names = hit_names(usages)
+    if "usages" in inputs:
+        assert {key: round(names[key] or 0, 3) for key in want} == want
+        return
+    (usage,) = usages
+    assert (usage.prompt_total, usage.cache_read, usage.cache_write) == (
+        want["prompt_total"],
+        want["cache_read"],
+        want["cache_write"],
+    )
+    assert names["hit_token_weighted"] == want["hit"]
+
+
+@pytest.mark.parametrize(
+    ("body", "usage"),
+    [
+        (
+            {"usage": {"input_tokens": 90, "input_tokens_details": {"cached_tokens": 64}}},
+            Usage(90, 64, None),
+        ),
+        (
+            {"usage": {"prompt_cache_hit_tokens": 64, "prompt_cache_miss_tokens": 36, "prompt_tokens": 100}},
+            Usage(100, 64, None),
+        ),
+        ({"timings": {"cache_n": 30, "prompt_n": 12}, "usage": {"prompt_tokens": 42}}, Usage(42, 30, None)),
+        (
+            {"usage": {"inputTokens": 10, "cacheReadInputTokens": 80, "cacheWriteInputTokens": 10}},
+            Usage(100, 80, 10),
+        ),
+        ({"usageMetadata": {"promptTokenCount": 50}}, Usage(50, None, None)),
+        (
+            {
+                "usage": {
+                    "prompt_tokens": 100,
+                    "prompt_tokens_details": {"cached_tokens": 48, "created_cache_tokens": 32},
+                }
+            },
+            Usage(100, 48, 32),
+        ),
+        ({"usage": {"prompt_tokens": 100, "created_cache_tokens": 32}}, Usage(100, None, 32)),
+        ({"usage": None}, Usage(None, None, None)),
+        ({}, Usage(None, None, None)),
+        (
+            {"usage": {"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": "7"}}},
+            Usage(10, None, None),
+        ),
+    ],
+)
+def test_shapes(body: dict[str, Any], usage: Usage) -> None:
+    """Each shape is known by its keys; what is absent or no count is None."""
+    assert normalise(body) == usage
+
+
+def test_uncached_is_total_minus_read() -> None:
+    """``uncached`` needs both counters."""
+    assert Usage(100, 60, None).uncached == 40
+    assert Usage(100, None, None).uncached is None
+
+
+def test_dialects_are_tried_particular_first() -> None:
+    """The general OpenAI shape comes after the shapes that contain it."""
+    names = [dialect.name for dialect in DIALECTS]
+    assert names.index("openai_chat") > max(names.index("deepseek"), names.index("headrace"))
