@@ -13,6 +13,9 @@ from loadgen.plan import Plan, Share, Shot
 from results.record import Outcome, Record
 
 _ARM_AHEAD = ns(1.0)
+_NOTICE = ns(5.0)
+"""How long a target may take to see a hang-up; a hold ends by itself after 10 s (ENGINE E48)."""
+_LOOK_EVERY = ns(0.02)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +69,14 @@ class Cancel:
 
     async def _strike(self, shot: Shot, when: Held, stage: Stage, window: FaultWindow) -> None:
         await stage.sleep_until(max(0, _earliest(shot, stage.plan) - _ARM_AHEAD))
-        hold = await stage.controls.hold(hold_phase(when), request=stage.load.request_id(shot.id))
+        request = stage.load.request_id(shot.id)
+        hold = await stage.controls.hold(hold_phase(when), request=request)
         try:
             left = (_end(stage.plan) - stage.now()) / 1e9
             if await stage.held(hold, timeout=max(left, 0.0)) is not None:
                 window.injected = stage.now() if window.injected is None else window.injected
                 stage.load.cancel(shot.id)
+                await _gone(stage, request)
         finally:
             await stage.controls.release(hold)
 
@@ -102,6 +107,16 @@ class Cancel:
                 return "any"
             case "queued":
                 return "queued"
+
+
+async def _gone(stage: Stage, request: str) -> None:
+    """Wait until the target has seen the hang-up; released before, the request would leave its phase."""
+    limit = stage.now() + _NOTICE
+    while stage.now() < limit:
+        state = await stage.controls.state()
+        if all(row.get("id") != request for row in state.get("requests", ())):
+            return
+        await stage.sleep_until(stage.now() + _LOOK_EVERY)
 
 
 def _phases(cut: list[Record], seen: Seen) -> dict[str, int] | None:

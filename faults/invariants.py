@@ -270,9 +270,10 @@ def _pairs(seen: Seen) -> Iterable[tuple[Record, Row]]:
 def _workers(seen: Seen) -> list[Row]:
     """The workers' rows of the last audit."""
     last = seen.audits[-1].get("audit", seen.audits[-1]) if seen.audits else {}
-    workers: list[Row] = [row for row in last.get("workers", ()) if "blocks" in row and "free" in row]
-    if not workers:
-        raise NotJudged("the last audit does not say what its workers hold")
+    workers: list[Row] = list(last.get("workers", ()))
+    silent = [str(row.get("worker")) for row in workers if "blocks" not in row or "free" not in row]
+    if silent or not workers:
+        raise NotJudged(f"the last audit has nothing of worker {', '.join(silent) or '(none)'}")
     return workers
 
 

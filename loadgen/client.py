@@ -11,6 +11,7 @@ import errno
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 from urllib.parse import urlsplit
 
 from loadgen.clock import Clock
@@ -191,10 +192,10 @@ class _Connection(asyncio.Protocol):
     # --- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        own = cast(asyncio.Transport, transport)  # uvloop's are not of asyncio's class
+        self._transport = own
         # With no buffer allowed, resume_writing tells when the last byte has been handed to the kernel.
-        transport.set_write_buffer_limits(high=0)
+        own.set_write_buffer_limits(high=0)
         self._pool.opened(self)
 
     def resume_writing(self) -> None:

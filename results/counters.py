@@ -25,6 +25,8 @@ COUNTERS: dict[str, dict[str, Kind]] = {
         **{f"outcomes.{name}": Kind.COUNT for name in CACHE_OUTCOMES},
         **{f"ledger.{name}": Kind.COUNT for name in BUCKETS},
         "ledger_errors": Kind.COUNT,
+        "avoidable_tokens": Kind.COUNT,
+        "intentional_tokens": Kind.COUNT,
         "unexplained_share": Kind.RATIO,
     },
 }
@@ -97,7 +99,10 @@ def _attribution(rollup: Mapping[str, Any] | None) -> dict[str, Estimate]:
         "requests": requests,
         "missed_tokens": sum(float(missed.get(name, 0)) for name in MISSES),
         "unexplained_share": outcomes.get("unexplained", 0) / requests if requests else None,
-        "ledger_errors": rollup.get("ledger_errors"),
+        # the ledger's identity is asserted for each request: a roll-up only exists where all hold
+        "ledger_errors": rollup.get("ledger_errors", 0 if "ledger" in rollup else None),
+        "avoidable_tokens": rollup.get("avoidable_tokens"),
+        "intentional_tokens": rollup.get("intentional_tokens"),
     }
     values |= {f"missed_tokens.{name}": float(missed.get(name, 0)) for name in MISSES}
     values |= {f"outcomes.{name}": float(outcomes.get(name, 0)) for name in CACHE_OUTCOMES}

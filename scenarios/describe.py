@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 from collections.abc import Mapping
 from types import NoneType
 from typing import Any, get_args, get_origin
@@ -24,32 +25,33 @@ def json_schema() -> dict[str, Any]:
 
 
 def tables() -> dict[str, list[dict[str, Any]]]:
-    """Every name that may stand behind ``type:``, by table: its first line of help, and its fields."""
+    """Every name that may stand behind ``type:``, by table: its help text, and what its fields take."""
     return {
         _NAMES[protocol.__name__]: [
-            {"name": name, "doc": first_line(cls), "fields": _fields(cls)} for name, cls in table.items()
+            {
+                "name": name,
+                "doc": help_of(cls),
+                "fields": {key: _field(f, hint) for key, f, hint in keys(cls)},
+            }
+            for name, cls in table.items()
         ]
         for protocol, table in TABLES.items()
     }
 
 
-def first_line(cls: type[Any]) -> str:
-    """The first sentence or line of a class's help text."""
+def help_of(cls: type[Any]) -> str:
+    """The first paragraph of a class's help text, on one line."""
     paragraph = (inspect.getdoc(cls) or "").split("\n\n", 1)[0]
     return " ".join(paragraph.split())
 
 
-def _fields(cls: type[Any]) -> list[dict[str, Any]]:
-    return [_field(f, key, hint) for key, f, hint in keys(cls)]
-
-
-def _field(f: dataclasses.Field[Any], key: str, hint: Any) -> dict[str, Any]:
-    unit = unit_of(hint)
-    described: dict[str, Any] = {"key": key, "takes": unit.example if unit else _takes(hint)}
-    default = default_of(f)
+def _field(f: dataclasses.Field[Any], hint: Any) -> str:
+    """What a field takes and its default, such as ``time (5s or 250ms) = 10s``."""
+    unit, default = unit_of(hint), default_of(f)
+    takes = f"{unit.noun.removeprefix('a ')} ({unit.example})" if unit else _takes(hint)
     if default is dataclasses.MISSING:
-        return described | {"required": True}
-    return described | {"required": False, "default": _plain(default, hint)}
+        return takes
+    return f"{takes}, optional" if default is None else f"{takes} = {json.dumps(_plain(default, hint))}"
 
 
 def _takes(hint: Any) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import fields
 
 from engine.config import ClassConfig, EngineConfig
+from loadgen.job import TargetJob
 from loadgen.plan import Load
 from results.judging import ClassGoal
-from scenarios.schema import ClassSpec, EngineTarget, Scenario
+from scenarios.schema import ClassSpec, EngineTarget, Scenario, UrlTarget
 
 _HISTOGRAM_OF = {"ttft": "ttft", "ttft_sched": "ttft", "itl": "itl", "e2e": "e2e", "e2e_sched": "e2e"}
 
@@ -71,3 +72,16 @@ def goals(scenario: Scenario) -> dict[str, ClassGoal]:
 def deadlines(scenario: Scenario) -> dict[str, float]:
     """Seconds from a request's arrival, by class, of the classes that have a deadline."""
     return {name: spec.deadline for name, spec in scenario.classes.items() if spec.deadline is not None}
+
+
+def whole(scenario: Scenario) -> tuple[str, ...]:
+    """The classes whose answers are not streamed."""
+    return tuple(name for name, spec in scenario.classes.items() if not spec.stream)
+
+
+def target_job(target: UrlTarget) -> TargetJob:
+    """A foreign endpoint as the load process takes it."""
+    accepted = dict.fromkeys(target.accepts, True)
+    return TargetJob(
+        target.url, target.dialect, {"model": target.model, "key_env": target.key_env} | accepted
+    )

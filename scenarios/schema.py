@@ -21,6 +21,7 @@ from engine.config import (
     SchedulerConfig,
 )
 from faults.fault import Fault
+from loadgen.flight import Timeouts
 from loadgen.plan import Arrival, Phases, Seconds, Workload
 
 NotAKey = "not a key"
@@ -67,7 +68,7 @@ class UrlTarget:
     model: str
     dialect: Literal["openai_chat", "openai_completions"] = "openai_chat"
     key_env: str | None = None
-    accepts: tuple[Literal["ignore_eos", "min_tokens"], ...] = ()
+    accepts: tuple[Literal["ignore_eos", "min_tokens", "token_ids"], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
@@ -132,16 +133,6 @@ class LoadSpec:
     arrival: Arrival
     workload: Workload
     tenant: str = "default"
-
-
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """The client's limits (MEASUREMENT C28). Nothing is left to a library's default."""
-
-    connect: Seconds = 5.0
-    first_token: Seconds = 60.0
-    between_tokens: Seconds = 30.0
-    total: Seconds = 120.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ close, without ``[DONE]`` (F4, F41).
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from engine.api.answers import DONE, Answer, event
 from engine.api.errors import ApiError, of_ended, of_rejected
@@ -27,14 +28,14 @@ STREAM_HEADERS: Headers = (
 )
 
 
-class Stamps(Protocol):
+@dataclass(frozen=True, slots=True)
+class Stamps:
     """The two clocks of an answer."""
 
-    def clock(self) -> int:
-        """ns, monotonic: the engine's clock."""
-
-    def created(self) -> int:
-        """Unix time in whole seconds, for ``created``."""
+    clock: Callable[[], int]
+    """ns, monotonic: the engine's clock."""
+    created: Callable[[], int]
+    """Unix time in whole seconds, for ``created``."""
 
 
 class Generation:
@@ -48,12 +49,14 @@ class Generation:
         call: Call,
         sink: Sink,
         headers: Headers = (),
+        on_over: Callable[[Generation], None] = lambda _: None,
     ) -> None:
         self._backend = backend
         self._stamps = stamps
         self._call = call
         self._sink = sink
         self._headers = headers
+        self._on_over = on_over
         self._output = OutputText(tokenizer, call.stop)
         self._texts: list[str] = []
         self._ids: list[int] = []
@@ -78,9 +81,8 @@ class Generation:
 
     def fail(self, error: ApiError) -> None:
         """End with an error: a status while nothing is sent, else one event and the close."""
-        if self._over:
+        if not self._finish():
             return
-        self._over = True
         if self._started:
             self._sink.write(event(error.body()))
             self._sink.end()
@@ -89,10 +91,7 @@ class Generation:
 
     def abort(self) -> None:
         """The client is gone (ENGINE E34)."""
-        if self._over:
-            return
-        self._over = True
-        if self._answer is not None:
+        if self._finish() and self._answer is not None:
             self._backend.cancel(self._answer.id)
 
     def _on_event(self, what: StreamEvent) -> None:
@@ -130,7 +129,7 @@ class Generation:
             self.fail(error)
             return
         self._show(answer, self._output.finish())
-        self._over = True
+        self._finish()
         generated = self._output.generated if self._output.stopped else ended.generated
         reason = Finish.STOP if self._output.stopped else ended.finish
         if self._call.stream:
@@ -145,3 +144,11 @@ class Generation:
             body = answer.whole("".join(self._texts), ids, reason, ended, generated)
             answer_bytes(self._sink, body, headers=self._headers)
             self._backend.wrote(answer.id, self._stamps.clock())
+
+    def _finish(self) -> bool:
+        """The one way to the end; False if it is over already."""
+        if self._over:
+            return False
+        self._over = True
+        self._on_over(self)
+        return True

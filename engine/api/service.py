@@ -26,7 +26,7 @@ from engine.api.exchange import (
 )
 from engine.api.generation import Generation, Stamps
 from engine.api.prompts import components, tokenise
-from engine.config import EngineConfig
+from engine.config import CostModel, EngineConfig
 from engine.fleet.backend import Ask, Backend
 from engine.model.tokenizer import Tokenizer
 from engine.request import Sampling, Tokens
@@ -34,6 +34,10 @@ from engine.request import Sampling, Tokens
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OFF_LOOP_BYTES = 16 * 1024
 """Bodies from this size on are tokenised on a thread, where there is one."""
+
+DEFAULT_CLASS = "default"
+"""Of a request without a class; the gateway decides what that means."""
+DRAINING_RETRY_S = 5
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +78,10 @@ class Service:
         self._executor = executor
         self._charge = charge
         self._requests = 0
-        self._running: set[asyncio.Task[None]] = set()
+        self._tokenising: set[asyncio.Task[None]] = set()
+        self._generations: set[Generation] = set()
+        self.draining = False
+        """Set it, and generations are refused while those under way go on (ENGINE E53)."""
         self._routes: dict[tuple[str, str], Callable[[ApiRequest, Sink], Abort | None]] = {
             ("POST", "/v1/chat/completions"): lambda r, s: self._generate(r, s, openai.parse_chat),
             ("POST", "/v1/completions"): lambda r, s: self._generate(r, s, openai.parse_completion),
@@ -109,12 +116,23 @@ class Service:
 
     def _generate(self, request: ApiRequest, sink: Sink, parse: Callable[[bytes], openai.Call]) -> Abort:
         received = self._stamps.clock()
+        if self.draining:
+            raise ApiError(503, "draining", "the engine is stopping", retry_after=DRAINING_RETRY_S)
         call = parse(request.body)
         if call.model != self._config.model:
             message = f"this engine serves {self._config.model!r}, not {call.model!r}"
             raise ApiError(404, "model_not_found", message, param="model")
         deadline = _deadline(request.headers)
-        generation = Generation(self._front, self._tokenizer, self._stamps, call, sink, _echo(request))
+        generation = Generation(
+            self._front,
+            self._tokenizer,
+            self._stamps,
+            call,
+            sink,
+            _echo(request),
+            self._generations.discard,
+        )
+        self._generations.add(generation)
 
         def submit(tokens: Tokens[int]) -> None:
             generation.submit(
@@ -122,7 +140,7 @@ class Service:
                     tokens,
                     call.max_tokens,
                     self._sampling(call),
-                    self._class(request.headers),
+                    request.headers.get("x-headrace-class", DEFAULT_CLASS),
                     _tenant(request.headers),
                     request.headers.get("x-headrace-session"),
                     request.headers.get("x-request-id", ""),
@@ -159,15 +177,20 @@ class Service:
         else:
             submit(tokens)
 
+    @property
+    def generating(self) -> int:
+        """Generations that are not over."""
+        return len(self._generations)
+
     async def settled(self) -> None:
         """Return when nothing is being tokenised any more."""
-        while self._running:
-            await asyncio.wait(self._running)
+        while self._tokenising:
+            await asyncio.wait(self._tokenising)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._running.add(task)  # the loop itself keeps only a weak reference
-        task.add_done_callback(self._running.discard)
+        self._tokenising.add(task)  # the loop itself keeps only a weak reference
+        task.add_done_callback(self._tokenising.discard)
 
     def _sampling(self, call: openai.Call) -> Sampling:
         self._requests += 1
@@ -177,12 +200,6 @@ class Service:
             key = f"{self._config.seed}/{self._requests}".encode()
             seed = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
         return Sampling(call.temperature, seed & (1 << 63) - 1, call.ignore_eos)
-
-    def _class(self, headers: Mapping[str, str]) -> str:
-        """The class asked for; without the header ``default``, or the first of the table."""
-        classes = self._config.classes
-        fallback = "default" if "default" in classes else next(iter(classes))
-        return headers.get("x-headrace-class", fallback)
 
     def _models(self, _: ApiRequest, sink: Sink) -> None:
         model = {
@@ -208,11 +225,16 @@ class Service:
         )
 
     def _ready(self, _: ApiRequest, sink: Sink) -> None:
-        reason = self._front.not_ready()
+        reason = ("the engine is stopping", DRAINING_RETRY_S) if self.draining else self._front.not_ready()
         if reason is not None:
             text, retry_after = reason
             raise ApiError(503, "not_ready", text, retry_after=retry_after)
         answer_json(sink, {"ready": True, "model": self._config.model})
+
+
+def gateway_seconds(cost: CostModel) -> Callable[[int], float]:
+    """``t_request = g0 + g1*P`` of ENGINE E40: what virtual time charges in front of the gateway."""
+    return lambda tokens: cost.g0 + cost.g1 * tokens
 
 
 def _nothing() -> None:

@@ -212,6 +212,9 @@ class ProcessPool:
         for number in range(1, sys.maxsize):
             started = loop.time()
             reason = await self._live(worker, number * _EPOCHS_PER_LIFE)
+            if number == 1 and self._lives[worker].hello is None:
+                self._give_up(worker, reason)  # what it was told to run is at fault, not its luck
+                return
             if loop.time() - started > RESTART_WINDOW_S:
                 pause = self._config.health.restart_backoff
             restarts.append(loop.time())

@@ -20,10 +20,10 @@ from engine.request import Tokens
 from engine.runner.base import Row, StepPlan, StepResult
 
 Hashes = npt.NDArray[np.uint64]
+Blocks = npt.NDArray[np.int64]
 
 _SPREAD = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
-_UNWRITTEN = -1
 
 
 class Poisoned(Exception):
@@ -52,6 +52,10 @@ class SimulatedRunner:
     ``seed`` change no token. ``seed``, ``worker`` and the step number key the noise of durations.
     Set ``witness`` (request id -> all its tokens) to check every read against the reader's own tokens
     too; without it a read is checked to be *one* prefix of consecutive tokens, wholly written earlier.
+
+    Per slot the hash of the prefix that ends there is kept; per block, so that reading a long context
+    is cheap: the hash before its first slot, the hash after its last, how many slots are filled from
+    its beginning, and who wrote to it last in which step.
     """
 
     def __init__(
@@ -69,73 +73,92 @@ class SimulatedRunner:
         self.max_positions = max_positions
         self.eos_ids: frozenset[int] = frozenset()
         self.witness: Callable[[int], Tokens[int] | None] | None = None
-        self._block_size = 0
-        self._prefix: Hashes = np.zeros(0, np.uint64)
-        self._before: Hashes = np.zeros(0, np.uint64)
-        self._written: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self.allocate(0, 1)
 
     def allocate(self, blocks: int, block_size: int) -> None:
-        """KV memory for ``blocks`` usable blocks and the null block: per slot the hash of the prefix
-        that ends there, the hash before it, and the step that wrote it."""
-        slots = (blocks + 1) * block_size
+        """KV memory for ``blocks`` usable blocks and the null block; nothing is written yet."""
         self._block_size = block_size
-        self._prefix = np.zeros(slots, np.uint64)
-        self._before = np.zeros(slots, np.uint64)
-        self._written = np.full(slots, _UNWRITTEN, np.int64)
+        self._slots = np.zeros((blocks + 1, block_size), np.uint64)
+        self._begin = np.zeros(blocks + 1, np.uint64)
+        self._end = np.zeros(blocks + 1, np.uint64)
+        self._filled = np.zeros(blocks + 1, np.int64)
+        self._written_in = np.full(blocks + 1, -1, np.int64)
+        self._written_by: dict[int, int] = {}
+        self._tables: dict[int, tuple[tuple[int, ...], Blocks]] = {}
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Read, write and draw; raises Poisoned. Takes no time: ``duration`` says what it should take."""
         past = [self._read(row, plan.step) for row in plan.rows]
-        touched: set[int] = set()
-        for row, hash in zip(plan.rows, past, strict=True):
-            self._write(row, hash, plan.step, touched)
-        for row in plan.rows:  # nobody may have read what this step has overwritten
-            if row.start and (self._written[self._slots(row, 0, row.start)] == plan.step).any():
-                raise Poisoned(f"step {plan.step}: request {row.id} reads slots that this step writes")
-        return StepResult(tuple(self._draw(row) for row in plan.rows), self._duration(plan))
+        self._written_by.clear()
+        last = [self._write(row, before, plan.step) for row, before in zip(plan.rows, past, strict=True)]
+        for row in plan.rows:
+            self._check_overwritten(row, plan.step)
+        drawn = [self._draw(row, state) for row, state in zip(plan.rows, last, strict=True)]
+        return StepResult(tuple(drawn), self._duration(plan))
 
-    def _slots(self, row: Row, start: int, end: int) -> npt.NDArray[np.int64]:
-        size = self._block_size
-        first = start // size
-        blocks = np.array(row.table[first : -(-end // size)], np.int64)
-        slots = (blocks[:, None] * size + np.arange(size)).ravel()
-        return slots[start - first * size : end - first * size]
+    def _table(self, row: Row) -> Blocks:
+        """The row's table as an array, made once per change of the table."""
+        known = self._tables.get(row.id)
+        if known is not None and known[0] is row.table:
+            return known[1]
+        if len(self._tables) > 1024:
+            self._tables.clear()
+        blocks = np.array(row.table, np.int64)
+        self._tables[row.id] = row.table, blocks
+        return blocks
 
     def _read(self, row: Row, step: int) -> int:
         """Check all slots before ``start`` and return the hash of the prefix they hold."""
-        if row.start + len(row.tokens) > len(row.table) * self._block_size or 0 in row.table:
+        size = self._block_size
+        blocks = self._table(row)
+        if row.start + len(row.tokens) > len(blocks) * size or not blocks.all():
             raise Poisoned(f"step {step}: the table of request {row.id} does not cover its tokens")
         if row.start == 0:
             return 0
-        slots = self._slots(row, 0, row.start)
-        prefix = self._prefix[slots]
-        if (self._written[slots] == _UNWRITTEN).any():
+        whole, part = divmod(row.start, size)
+        used = blocks[: whole + (part > 0)]
+        filled = self._filled[used]
+        if (filled[:whole] != size).any() or filled[-1] < (part or size):
             raise Poisoned(f"step {step}: request {row.id} reads a slot that was never written")
-        if self._before[slots[0]] != 0 or (self._before[slots[1:]] != prefix[:-1]).any():
+        begin = self._begin[used]
+        if begin[0] != 0 or (begin[1:] != self._end[used[:-1]]).any():
             raise Poisoned(f"step {step}: request {row.id} reads slots of different prefixes")
+        prefix = int(self._slots[used[-1], (part or size) - 1])
         own = self.witness(row.id) if self.witness is not None else None
-        if own is not None and prefix[-1] != _hashes(own[: row.start], 0, 0)[-1]:
+        if own is not None and prefix != _hashes(own[: row.start], 0, 0)[-1]:
             raise Poisoned(f"step {step}: request {row.id} reads a prefix that is not its own")
-        return int(prefix[-1])
+        return prefix
 
-    def _write(self, row: Row, before: int, step: int, touched: set[int]) -> None:
-        slots = self._slots(row, row.start, row.start + len(row.tokens))
-        named = set(slots.tolist())
-        if named & touched:
-            raise Poisoned(f"step {step}: request {row.id} writes slots of another row")
-        touched |= named
+    def _write(self, row: Row, before: int, step: int) -> int:
+        """Fill the row's slots and return the hash of its whole prefix."""
         hashes = _hashes(row.tokens, row.start, before)
-        self._prefix[slots] = hashes
-        self._before[slots[0]] = before
-        self._before[slots[1:]] = hashes[:-1]
-        self._written[slots] = step
+        done = 0
+        while done < len(hashes):
+            index, offset = divmod(row.start + done, self._block_size)
+            block = row.table[index]
+            if self._written_by.setdefault(block, row.id) != row.id:
+                raise Poisoned(f"step {step}: request {row.id} writes slots of another row")
+            count = min(self._block_size - offset, len(hashes) - done)
+            self._slots[block, offset : offset + count] = hashes[done : done + count]
+            if offset == 0:
+                self._begin[block] = before if done == 0 else hashes[done - 1]
+            done += count
+            self._end[block] = hashes[done - 1]
+            self._filled[block] = offset + count
+            self._written_in[block] = step
+        return int(hashes[-1])
 
-    def _draw(self, row: Row) -> int | None:
+    def _check_overwritten(self, row: Row, step: int) -> None:
+        """Nobody may have read what another row of this step has written."""
+        whole, part = divmod(row.start, self._block_size)
+        if (self._written_in[self._table(row)[:whole]] == step).any() or (
+            part and self._written_by.get(row.table[whole], row.id) != row.id
+        ):
+            raise Poisoned(f"step {step}: request {row.id} reads slots that this step writes")
+
+    def _draw(self, row: Row, state: int) -> int | None:
         if not row.samples:
             return None
-        last = row.start + len(row.tokens) - 1
-        slot = row.table[last // self._block_size] * self._block_size + last % self._block_size
-        state = int(self._prefix[slot])
         if row.sampling.temperature > 0:
             state ^= _mix(_mix(row.sampling.seed & _MASK) + row.draw)
         return _mix(state) % self.vocabulary

@@ -68,14 +68,14 @@ class BusyWindow:
     def _advance(self, now: int) -> None:
         if self._since is None:
             return
+        if self._buckets[-1].seconds >= _BUCKET_S:
+            self._buckets.append(_Bucket())
         seconds = (now - self._since) / 1e9
         self._since = now
         self._buckets[-1].seconds += seconds
         self._seconds += seconds
         while len(self._buckets) > 1 and self._seconds - self._buckets[0].seconds >= WINDOW_S:
             self._seconds -= self._buckets.popleft().seconds
-        if self._buckets[-1].seconds >= _BUCKET_S:
-            self._buckets.append(_Bucket())
 
 
 def _ratio(tokens: int, seconds: float) -> float | None:

@@ -17,7 +17,8 @@ Call = tuple[Any, ...]
 
 class ScriptedTarget:
     """Remembers what it was told. A killed worker is back after ``back_after`` s, a frozen one ejected
-    after 2 s; ``reach`` maps a hold's (phase, request or worker) to the second when something is held."""
+    after 2 s; ``reach`` maps a hold's (phase, request or worker) to the second when something is held;
+    ``living`` maps a request's id to the second when the target lets go of it."""
 
     def __init__(self, clock: Clock, workers: int = 2, back_after: float = 3.0) -> None:
         self.clock = clock
@@ -25,6 +26,7 @@ class ScriptedTarget:
         self.calls: list[Call] = []
         self.reach: dict[tuple[str, Any], float] = {}
         self.failing: set[str] = set()
+        self.living: dict[str, float] = {}
         self.workers = [
             {"worker": k, "state": "in_rotation", "incarnation": f"{k}.1", "pid": 100 + k}
             for k in range(workers)
@@ -45,7 +47,8 @@ class ScriptedTarget:
                 row |= {"state": "in_rotation", "incarnation": f"{k}.2"}
             if k in self._frozen and self.clock() - self._frozen[k] >= 2e9:
                 row["state"] = "ejected"
-        return {"workers": [dict(row) for row in self.workers], "requests": []}
+        alive = [{"id": id} for id, end in self.living.items() if self.clock() < end * 1e9]
+        return {"workers": [dict(row) for row in self.workers], "requests": alive}
 
     async def audit(self) -> dict[str, Any]:
         return {"invariants": [], "workers": []}

@@ -90,6 +90,22 @@ def test_a_held_request_is_cancelled_then_released(on_stage: OnStage, plan: Plan
     on_stage(edited, body)
 
 
+def test_the_hold_stays_until_the_target_saw_the_hang_up(on_stage: OnStage, plan: Plan) -> None:
+    """A release that overtakes the cancel would let the request leave its phase."""
+    fault = Cancel("c", "chat", 0.05, "queued")
+    edited = edit([fault], plan, seed=3)
+    (shot,) = [s for s in edited.shots if s.fault]
+
+    async def body(stage: Stage, target: Any) -> None:
+        target.reach[("queued", f"r{shot.id}")] = 20.0
+        target.living[f"r{shot.id}"] = 20.3
+        async with Conductor([fault], stage):
+            await stage.sleep_until(30 * 10**9)
+        assert [call[:2] for call in target.calls[1:]] == [(20.0, "cancel"), (20.3, "release")]
+
+    on_stage(edited, body)
+
+
 def test_holds_that_nothing_reaches_go_when_the_load_is_over(on_stage: OnStage, plan: Plan) -> None:
     """A request that never got there does not keep the run from ending, and its hold is released."""
     fault = Cancel("c", "chat", 0.1, "queued")

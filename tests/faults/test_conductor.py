@@ -148,8 +148,8 @@ def test_every_fault_names_its_window_and_leaves_ids_in_order(name: str, plan: P
         "freeze_worker": FreezeWorker("f", worker=0, at=1.0, for_=1.0),
     }[name]
     assert type(fault) is FAULTS[name]
-    window: FaultWindow = fault.window()  # type: ignore[attr-defined]
+    window: FaultWindow = fault.window()
     assert (window.id, window.type) == ("f", name)
-    edited = edit([fault], plan, seed=1)  # type: ignore[list-item]
+    edited = edit([fault], plan, seed=1)
     assert [shot.id for shot in edited.shots] == list(range(len(edited.shots)))
-    fault.prove(window, Seen(edited, []))  # type: ignore[attr-defined]
+    fault.prove(window, Seen(edited, []))

@@ -176,7 +176,7 @@ def test_a_worker_that_gets_no_work_after_its_return_breaks_i20() -> None:
     busy = [row(100 + k, worker=0, dispatched=ZERO + 8 * S + k) for k in range(20)]
     idle = [r for r in seen.truth if r["worker"] == 0]
     assert judged(replace(seen, truth=[*idle, *busy]))["I20"].ok is False
-    assert judged(replace(seen, truth=[*idle, *busy[1:]]))["I20"].ok is None
+    assert judged(replace(seen, truth=[*idle, *busy[3:]]))["I20"].ok is None
 
 
 def test_a_frozen_worker_may_be_chosen_once_thawed() -> None:
@@ -190,6 +190,12 @@ def test_a_frozen_worker_may_be_chosen_once_thawed() -> None:
     assert chosen_at(5 * S) is True  # T_eject not over
     assert chosen_at(6 * S - 1) is False
     assert chosen_at(6 * S) is True
+
+
+def test_a_worker_that_did_not_answer_leaves_i12_open() -> None:
+    """All workers count, the restarted ones too: one that says nothing is no proof of rest."""
+    found = judged(replace(whole(), audits=[audit(worker(0), {"worker": 1, "answered": False})]))["I12"]
+    assert (found.ok, found.evidence) == (None, "the last audit has nothing of worker 1")
 
 
 def test_an_unproven_fault_is_not_a_pass() -> None:

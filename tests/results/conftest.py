@@ -236,12 +236,19 @@ def _rollup() -> dict[str, Any]:
         "missed_tokens": {"app_reset": 8120, "expiry": 640, "boundary": 0, "unexplained": 2310},
         "ledger": {"new": 52000, "changed": 7900, "policy": 1400, "boundary": 0}
         | {"expiry": 640, "unexplained": 2310, "read": 81000, "bonus": 0},
-        "ledger_errors": 0,
+        "avoidable_tokens": 8120,
         "top": [
             {"component": "system[0]", "subtype": "system_volatile_value", "outcome": "app_reset"}
-            | {"requests": 19, "missed_tokens": 7420, "token_in_component": 12, "token_index": 15},
-            {"component": "messages[1]", "subtype": "history_edited", "outcome": "app_reset"}
-            | {"requests": 3, "missed_tokens": 700, "token_in_component": 0, "token_index": 421},
+            | {"requests": 19, "missed": 7420, "intentional": False, "example": "r41", "confidence": 0.99}
+            | {"first_divergence": {"path": "system[0]", "token_in_component": 12, "token_index": 15}},
+            {"component": "none", "subtype": "full", "outcome": "unexplained"}
+            | {
+                "requests": 9,
+                "missed": 2310,
+                "example": "r155",
+                "confidence": 0.85,
+                "first_divergence": None,
+            },
         ],
     }
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.api.exchange import ApiRequest, Headers
+from engine.api.generation import Stamps
 from engine.api.service import Service
 from engine.config import ClassConfig, EngineConfig
 from engine.fleet.backend import Ask, Ended, Generated, Listener, Rejected
@@ -15,14 +16,7 @@ from engine.request import Finish
 
 CONFIG = EngineConfig(model="tiny", classes={"chat": ClassConfig(), "default": ClassConfig()})
 TOKENIZER = ByteTokenizer()
-
-
-class Stamps:
-    def clock(self) -> int:
-        return 7
-
-    def created(self) -> int:
-        return 1_700_000_000
+STAMPS = Stamps(clock=lambda: 7, created=lambda: 1_700_000_000)
 
 
 @dataclass
@@ -104,7 +98,7 @@ class Bench:
     fleet: FakeFleet = field(default_factory=FakeFleet)
 
     def __post_init__(self) -> None:
-        self.service = Service(self.fleet, TOKENIZER, CONFIG, Stamps())
+        self.service = Service(self.fleet, TOKENIZER, CONFIG, STAMPS)
 
     def post(self, path: str, body: Any, **headers: str) -> tuple[FakeSink, Any]:
         """Returns the sink and what aborts the exchange; header names with _ for -."""

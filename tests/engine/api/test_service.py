@@ -9,7 +9,7 @@ from engine.api.service import Service
 from engine.fleet.backend import Generated, Rejected
 from engine.request import Finish
 from loadgen.clock import run_virtual
-from tests.engine.api.fake import CONFIG, TOKENIZER, Bench, FakeFleet, FakeSink, Stamps
+from tests.engine.api.fake import CONFIG, STAMPS, TOKENIZER, Bench, FakeFleet, FakeSink
 
 TIMES = {"received": 0, "first_scheduled": 1_000_000_000, "prefill_done": 1_500_000_000, "finished": None}
 
@@ -289,7 +289,7 @@ def test_virtual_time_charges_before_submit():
 
     async def main(clock):
         fleet = FakeFleet()
-        service = Service(fleet, TOKENIZER, CONFIG, Stamps(), charge=lambda tokens: 0.1 + 0.01 * tokens)
+        service = Service(fleet, TOKENIZER, CONFIG, STAMPS, charge=lambda tokens: 0.1 + 0.01 * tokens)
         body = json.dumps({"model": "tiny", "prompt": "abc"}).encode()
         service.handle(ApiRequest("POST", "/v1/completions", {}, body), FakeSink())
         abort = service.handle(ApiRequest("POST", "/v1/completions", {}, body), FakeSink())
@@ -309,7 +309,7 @@ def test_long_prompts_are_tokenised_on_a_thread():
     async def main():
         fleet = FakeFleet()
         with ThreadPoolExecutor(1) as executor:
-            service = Service(fleet, TOKENIZER, CONFIG, Stamps(), executor)
+            service = Service(fleet, TOKENIZER, CONFIG, STAMPS, executor)
             good, bad = FakeSink(), FakeSink()
             for sink, prompt in ((good, "x" * 20_000), (bad, "x" * 20_000 + "\ud800")):
                 body = json.dumps({"model": "tiny", "prompt": prompt}).encode()

@@ -88,13 +88,13 @@ def test_longest_life_of_all_users_counts():
 
 def test_parents_are_passed_over():
     """A head whose extension is resident is passed over, eight at most."""
-    pool = fresh(10)
-    table = cached(pool, 10, 0)
+    pool = fresh(12)
+    table = cached(pool, 12, 0)
     order = list(reversed(table))
     pool.has_child = lambda block: block != order[3]
     assert pool.allocate(1, 1) == [order[3]]
-    pool.has_child = lambda block: block != order[9]
-    assert pool.allocate(1, 1) == [order[0]], "the ninth and later are not looked at"
+    pool.has_child = lambda block: block != order[10]
+    assert pool.allocate(1, 1) == [order[0]], "those behind are not looked at"
 
 
 def test_fenced_blocks_are_not_free():

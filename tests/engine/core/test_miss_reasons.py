@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 
 from engine import messages as m
+from engine.config import EngineConfig
 from engine.kv.blocks import BlockPool
 from engine.kv.prefix_cache import PrefixCache
 from engine.request import MissReason
@@ -96,7 +99,7 @@ def test_preempted(bench, tokens, monkeypatch):
 
 def test_being_computed_only_while_it_is(bench, tokens):
     """While an earlier request computes the same prompt that is the reason; once done it is a hit."""
-    b = bench(blocks=64, budget=16)
+    b = bench(blocks=64, budget=32, chunk=16)
     shared = tokens(48)
     b.submit([*shared, 1], 2)
     b.step()  # 16 of 48 tokens are there
@@ -173,10 +176,6 @@ def test_created_cache_tokens(bench, tokens):
 @pytest.mark.parametrize("verify", [True, False])
 def test_verification_catches_foreign_content(verify):
     """A hit needs parent and tokens to be equal, not only the key."""
-    from array import array
-
-    from engine.config import EngineConfig
-
     pool = BlockPool(4)
     cache = PrefixCache(pool, 2, Meter(EngineConfig(), "engine"), verify_tokens=verify)
     (block,) = pool.allocate(1, 0)

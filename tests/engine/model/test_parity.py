@@ -86,17 +86,22 @@ class Forced:
 
 
 def greedy(model, prompt) -> Reference:
-    tokens, gaps, past = [], [], None
     ids = torch.tensor([prompt])
-    with torch.inference_mode():
-        for _ in range(GENERATED):
-            out = model(ids, past_key_values=past, use_cache=True, logits_to_keep=1)
-            past = out.past_key_values
-            (first, second), (token, _) = (part.tolist() for part in out.logits[0, -1].topk(2))
-            tokens.append(token)
-            gaps.append(first - second)
-            ids = torch.tensor([[token]])
-    return Reference(tuple(tokens), tuple(gaps))
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        generation_config=transformers.GenerationConfig(
+            max_new_tokens=GENERATED,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+            pad_token_id=0,
+        ),
+    )
+    best = [logits[0].topk(2).values.tolist() for logits in out.logits]
+    tokens = out.sequences[0, len(prompt) :].tolist()
+    assert len(tokens) == GENERATED, "the reference stopped early"
+    return Reference(tuple(tokens), tuple(first - second for first, second in best))
 
 
 @dataclass
@@ -176,6 +181,7 @@ def case(request, tmp_path_factory, raw_config_of):
     text = load_tokenizer(config).encode(TEXT.read_text())
     prompts = {number: text[37 * number : 37 * number + n] for number, n in enumerate(LENGTHS)}
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None  # both sides go on after an end token
     runner = load_runner(config)
     return Case(runner, prompts, {number: greedy(model, prompt) for number, prompt in prompts.items()})
 

@@ -1,0 +1,123 @@
+"""From a scenario file to a plan and to what the judge must know. Pure but for reading the file."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from faults.conductor import edit
+from headrace.errors import UsageFailed
+from loadgen.demand import demand
+from loadgen.plan import Plan
+from loadgen.text import Unit
+from results.gates import parse_gates, planned_warnings
+from results.judging import Judging
+from scenarios import load as files
+from scenarios import parts
+from scenarios.schema import EngineTarget, Scenario
+
+SECOND = 1_000_000_000
+
+
+def load_scenario(
+    path: Path, overrides: Sequence[str] = (), *, virtual: bool = False, seed: int | None = None
+) -> Scenario:
+    """Read a file, or a shipped scenario by its name. A seed is drawn if neither it nor the caller has one.
+
+    Raises UsageFailed with every error at once.
+    """
+    library = files.shipped()
+    found = path if path.exists() else library.get(path.stem if path.suffix == ".yaml" else path.name)
+    if found is None:
+        raise UsageFailed(f"{path}: no such file; shipped scenarios: {', '.join(library)}")
+    try:
+        scenario = files.load(found, overrides, virtual=virtual)
+    except files.ScenarioError as error:
+        raise UsageFailed(f"{path} cannot be run:", *(f"  {line}" for line in error.errors)) from error
+    if seed is not None:
+        return replace(scenario, seed=seed)
+    return scenario if scenario.seed is not None else replace(scenario, seed=secrets.randbelow(2**31))
+
+
+def shipped() -> dict[str, str]:
+    """The shipped scenarios: the question that each answers, by name."""
+    return {name: files.load(path).question for name, path in files.shipped().items()}
+
+
+def seed_of(scenario: Scenario) -> int:
+    assert scenario.seed is not None, "load_scenario draws one"
+    return scenario.seed
+
+
+def make_plan(scenario: Scenario) -> Plan:
+    """Every send of the run, edited by the faults that use door 1."""
+    seed = seed_of(scenario)
+    return edit(scenario.faults, Plan.make(parts.loads(scenario), scenario.phases, seed), seed)
+
+
+def judging_of(
+    scenario: Scenario, plan: Plan, *, virtual: bool, strict: bool, allow_inconclusive: bool
+) -> Judging:
+    planned = {
+        name: sum(shot.class_ == name and shot.phase == "window" for shot in plan.shots)
+        for name in scenario.classes
+    }
+    goals = {name: replace(goal, planned=planned[name]) for name, goal in parts.goals(scenario).items()}
+    return Judging(
+        scenario=scenario.name,
+        question=scenario.question,
+        seed=seed_of(scenario),
+        classes=goals,
+        window=plan.phases.window_ns,
+        gates=scenario.gates,
+        virtual=virtual,
+        plan_digest=plan.digest,
+        cache=scenario.cache,
+        own_engine=isinstance(scenario.target, EngineTarget),
+        timeouts=asdict(scenario.timeouts),
+        demand={name: asdict(row) for name, row in demand(plan).items()},
+        strict=strict,
+        allow_inconclusive=allow_inconclusive,
+    )
+
+
+def describe_plan(scenario: Scenario, plan: Plan) -> dict[str, Any]:
+    """What ``bench plan`` shows: the digest, a row of demand for each class, and warnings."""
+    wants = demand(plan)
+    rows = [
+        {
+            "class": name,
+            "requests": sum(shot.class_ == name for shot in plan.shots),
+            "in window": sum(shot.class_ == name and shot.phase == "window" for shot in plan.shots),
+            "cancelled": sum(shot.class_ == name and shot.cancel is not None for shot in plan.shots),
+            "requests/s": round(want.requests_s, 3),
+            "prefill tokens/s": round(want.prefill_tokens_s, 1),
+            "uncached tokens/s": round(want.uncached_tokens_s, 1),
+            "decode tokens/s": round(want.decode_tokens_s, 1),
+        }
+        for name, want in wants.items()
+    ]
+    judging = judging_of(scenario, plan, virtual=False, strict=False, allow_inconclusive=False)
+    return {
+        "scenario": scenario.name,
+        "question": scenario.question,
+        "seed": plan.seed,
+        "digest": plan.digest,
+        "classes": rows,
+        "warnings": warnings_of(judging),
+    }
+
+
+def warnings_of(judging: Judging) -> list[str]:
+    """Gates that the planned number of requests cannot decide (MEASUREMENT C33)."""
+    planned = {name: goal.planned or 0 for name, goal in judging.classes.items()}
+    return planned_warnings(parse_gates(judging), planned)
+
+
+def text_unit(scenario: Scenario) -> Unit:
+    """What one token of prompt text is for the target's tokenizer."""
+    target = scenario.target
+    return "byte" if isinstance(target, EngineTarget) and target.engine.model == "tiny" else "word"

@@ -1,0 +1,78 @@
+"""A child process that cannot outlive us, is spoken to by lines, and leaves its stderr in a file."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_LINE_LIMIT = 1 << 24
+
+
+def _with_parent() -> None:
+    """In the child: be killed when the process that started it is gone, whatever ended that (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() == 1:
+            os._exit(1)
+
+
+class Child:
+    """A Python process of ours. It has a session of its own, so Ctrl-C in the terminal reaches only us."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @staticmethod
+    async def start(arguments: list[str], log: Path) -> Child:
+        """Run ``python *arguments``; stderr is appended to ``log``."""
+        with log.open("ab") as file:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *arguments,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=file,
+                start_new_session=True,
+                preexec_fn=_with_parent,
+                limit=_LINE_LIMIT,
+            )
+        return Child(process)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def code(self) -> int | None:
+        """Exit code, None while it runs."""
+        return self._process.returncode
+
+    async def read_line(self) -> bytes:
+        """The next line of its stdout; empty at its end."""
+        assert self._process.stdout is not None
+        return await self._process.stdout.readline()
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """One JSON line to its stdin; nothing if it is gone."""
+        assert self._process.stdin is not None
+        if not self._process.stdin.is_closing():
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+
+    async def end(self, limit: float) -> int:
+        """SIGTERM, and SIGKILL after ``limit`` s; returns its exit code. Idempotent."""
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.terminate()
+            try:
+                await asyncio.wait_for(self._process.wait(), limit)
+            except TimeoutError:
+                with suppress(ProcessLookupError):
+                    self._process.kill()
+        return await self._process.wait()

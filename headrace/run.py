@@ -1,0 +1,205 @@
+"""One run from start to end: the page to read first."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from faults.conductor import Conductor
+from faults.fault import Seen, Stage
+from faults.invariants import check
+from headrace import prepare
+from headrace.attributing import attribute_run
+from headrace.console import View
+from headrace.errors import UsageFailed
+from headrace.live import live_site, target_by_url
+from headrace.manifest import manifest
+from headrace.site import LEAD_NS, Load, LoadEnd, LoadOrder, Site
+from headrace.verdict import Outcome, conclude
+from headrace.virtual import virtual_site
+from headrace.watching import Watcher
+from loadgen.clock import Clock, monotonic, run_virtual, sleep_until
+from loadgen.flight import Timeouts
+from loadgen.health import merged
+from loadgen.plan import Plan
+from loadgen.plan_io import write_plan
+from loadgen.scrape import Scraper
+from results.recordfile import read_list
+from results.run import Run, RunData, RunError
+from scenarios import parts
+from scenarios.load import resolved
+from scenarios.schema import Scenario
+
+QUIET_LIMIT_S = 15.0
+"""How long after the load an engine may need until nothing runs in it and all its workers are back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line adds to a scenario."""
+
+    out: Path | None = None
+    target: str | None = None
+    virtual: bool = False
+    seed: int | None = None
+    overrides: tuple[str, ...] = ()
+    keep_text: bool = False
+    strict: bool = False
+    allow_inconclusive: bool = False
+
+
+def run_scenario(path: Path, options: Options, view: View) -> Outcome:
+    """Load the file, run it live or in virtual time, judge it. Raises UsageFailed, TargetFailed."""
+    if options.virtual and options.target is not None:
+        raise UsageFailed("--virtual and --target exclude each other: a URL has no virtual time")
+    scenario = prepare.load_scenario(path, options.overrides, virtual=options.virtual, seed=options.seed)
+    try:
+        if options.virtual:
+            data = run_virtual(lambda clock: run(scenario, options, clock, view))
+        else:
+            data = _live(scenario, options, view)
+    finally:
+        view.close()
+    return conclude(data)
+
+
+def _live(scenario: Scenario, options: Options, view: View) -> RunData:
+    async def main() -> RunData:
+        asked = scenario
+        if options.target is not None:
+            asked = replace(scenario, target=await target_by_url(options.target))
+        return await run(asked, options, monotonic, view)
+
+    return asyncio.run(main())
+
+
+async def run(scenario: Scenario, options: Options, clock: Clock, view: View) -> RunData:
+    """Plan, launch, fire, disturb, watch; then collect what the judge needs."""
+    plan = prepare.make_plan(scenario)
+    with _folder(scenario, plan, options) as folder:
+        async with _site(scenario, options, folder.path, clock, view) as site:
+            watcher = Watcher(view, plan.phases)
+            load = await site.load(_order(scenario, plan, options, folder.path), watcher.on_tick)
+            try:
+                return await _play(scenario, plan, folder, site, load, watcher)
+            finally:
+                await load.close()
+
+
+async def _play(
+    scenario: Scenario, plan: Plan, folder: Run, site: Site, load: Load, watcher: Watcher
+) -> RunData:
+    t0 = site.clock() + LEAD_NS
+    scraper = Scraper(site.scrape, site.clock, t0)
+    await scraper.once()
+    await _audit(folder, site, "before")
+    stage = Stage(
+        plan, site.controls, load, lambda: site.clock() - t0, lambda due: sleep_until(t0 + due, site.clock)
+    )
+    scraping = asyncio.create_task(scraper.forever())
+    load.start(t0)
+    with _stopped_by_ctrl_c(load, watcher):
+        async with Conductor(scenario.faults, stage) as conductor:
+            watcher.faults = conductor.windows
+            end = await load.finished()
+            if end.interrupted:
+                await conductor.stop()
+        watcher.say("waiting until the target is quiet")
+        await _quiet(site)
+    scraping.cancel()
+    await asyncio.sleep(scraper.interval)  # MEASUREMENT C40: one interval, then the last word
+    await scraper.once()
+    await _audit(folder, site, "after")
+    return await _collect(scenario, plan, folder, site, end, conductor, scraper, t0)
+
+
+async def _collect(
+    scenario: Scenario,
+    plan: Plan,
+    folder: Run,
+    site: Site,
+    end: LoadEnd,
+    conductor: Conductor,
+    scraper: Scraper,
+    t0: int,
+) -> RunData:
+    """Everything that the judge looks at, as files and as one value."""
+    truth = await site.controls.truth() if site.own and site.died() is None else None
+    folder.records.close()
+    seen = Seen(
+        plan,
+        read_list(folder.path / "records.arrow"),
+        truth,
+        t0 if site.own else None,
+        folder.audits,
+        conductor.windows,
+        parts.deadlines(scenario),
+    )
+    for window in conductor.prove(seen):
+        folder.fault(window)
+    return folder.finish(
+        signals=merged([end.signals]) if end.signals else {},
+        scrapes=[asdict(sample) for sample in scraper.rows],
+        truth=truth,
+        invariants=[judgement.row() for judgement in check(seen)],
+        attribution=attribute_run(folder.path, end.observed, truth, scenario),
+        manifest={"observe_error": end.observe_error, "scrape_failures": scraper.failures, "t0_ns": t0},
+        interrupted=end.interrupted,
+        target_error=site.died(),
+        load_error=end.lost,
+    )
+
+
+def _folder(scenario: Scenario, plan: Plan, options: Options) -> Run:
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    path = options.out or Path("runs") / f"{scenario.name}-{stamp}"
+    judging = prepare.judging_of(
+        scenario,
+        plan,
+        virtual=options.virtual,
+        strict=options.strict,
+        allow_inconclusive=options.allow_inconclusive,
+    )
+    facts = manifest(scenario=scenario.name, virtual=options.virtual, seed=scenario.seed)
+    try:
+        folder = Run.create(path, judging, resolved(scenario), manifest=facts)
+    except (RunError, OSError) as error:
+        raise UsageFailed(str(error)) from error
+    write_plan(plan, path / "plan.parquet")
+    return folder
+
+
+@asynccontextmanager
+async def _site(
+    scenario: Scenario, options: Options, folder: Path, clock: Clock, view: View
+) -> AsyncIterator[Site]:
+    if options.virtual:
+        async with virtual_site(scenario, clock) as simulated:
+            yield simulated
+    else:
+        async with live_site(scenario, folder, view) as live:
+            yield live
+
+
+def _order(scenario: Scenario, plan: Plan, options: Options, folder: Path) -> LoadOrder:
+    """A live run is cold by a nonce that nobody has used; a virtual one by its seed (MEASUREMENT C22)."""
+    tag = f"v{scenario.seed}" if options.virtual else secrets.token_hex(4)
+    whole = tuple(name for name, spec in scenario.classes.items() if not spec.stream)
+    return LoadOrder(
+        plan,
+        folder,
+        prepare.text_unit(scenario),
+        tag if scenario.cache == "cold" else None,
+        tag,
+        whole,
+        Timeouts(**asdict(scenario.timeouts)),
+        options.keep_text,
+    )

@@ -1,0 +1,231 @@
+"""A run in virtual time: engine, load and faults in this process, on a clock that jumps.
+
+The engine's HTTP layer is called directly, so the client parses the very bytes that a socket would
+carry (docs/decisions/0003). Every worker runs on the cost model, whatever model the scenario names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict, replace
+from typing import Any
+
+from engine.api.exchange import ApiRequest, Headers
+from engine.api.generation import Stamps
+from engine.api.service import Service
+from engine.config import EngineConfig
+from engine.fleet.door import Identity
+from engine.fleet.fleet import Fleet
+from engine.fleet.inproc import InprocPool
+from engine.model.loader import identity, load_runner, load_tokenizer, with_kv_blocks
+from headrace.errors import UsageFailed
+from headrace.site import LoadEnd, LoadOrder, OnTick
+from loadgen.clock import Clock
+from loadgen.driver import Driver
+from loadgen.health import driver_signals
+from loadgen.observe import Kept, keep, observe, tokenizer_of
+from loadgen.render import Rendered, Renderer
+from loadgen.targets import TARGETS
+from loadgen.text import Prompter, TextMaker
+from loadgen.timeline import Exchange
+from loadgen.transport import HttpRequest, Sink
+from results.run import RecordWriter
+from scenarios.parts import engine_config
+from scenarios.schema import EngineTarget, Scenario
+
+MODEL = "simulated"
+SALT = 0x5EED_0F_71E1D
+"""Of observed hashes. A fixed one: a virtual run holds no text of anybody's, and must repeat."""
+
+
+@asynccontextmanager
+async def virtual_site(scenario: Scenario, clock: Clock) -> AsyncIterator[VirtualSite]:
+    """Start the scenario's engine in this process, and wait until all its workers are in rotation."""
+    if not isinstance(scenario.target, EngineTarget):
+        raise UsageFailed("--virtual needs a scenario with `target: {engine: ..}`: a URL has no virtual time")
+    config = with_kv_blocks(replace(engine_config(scenario), model=MODEL))
+    pool = InprocPool(config, clock, lambda worker: load_runner(config, worker))
+    fleet = Fleet(config, pool, clock, Identity(**identity(config)))
+    await fleet.start()
+    try:
+        while not all(row["state"] == "in_rotation" for row in (await fleet.state())["workers"]):
+            await asyncio.sleep(0.25)
+        yield VirtualSite(config, fleet, clock)
+    finally:
+        await fleet.stop()
+
+
+class VirtualSite:
+    """The engine in this process, as a site."""
+
+    own = True
+
+    def __init__(self, config: EngineConfig, fleet: Fleet, clock: Clock) -> None:
+        self.clock = clock
+        self.controls = fleet
+        self.facts: dict[str, Any] = {
+            "virtual": True,
+            "runner": "simulated",
+            "cost_model": asdict(config.cost),
+        }
+        self._fleet = fleet
+        cost = config.cost
+        service = Service(
+            fleet,
+            load_tokenizer(config),
+            config,
+            Stamps(clock, lambda: clock() // 1_000_000_000),
+            charge=lambda tokens: cost.g0 + cost.g1 * tokens,
+        )
+        self._transport = InprocTransport(service, clock)
+
+    async def scrape(self) -> str:
+        return self._fleet.metrics().decode()
+
+    async def load(self, order: LoadOrder, on_tick: OnTick) -> VirtualLoad:
+        return VirtualLoad(order, self._transport, self.clock, on_tick)
+
+    def died(self) -> str | None:
+        return None
+
+
+class InprocTransport:
+    """loadgen.transport.Transport without sockets. Bytes arrive at the time at which they are written."""
+
+    def __init__(self, service: Service, clock: Clock) -> None:
+        self._service = service
+        self._clock = clock
+
+    def send(self, request: HttpRequest, sink: Sink) -> Callable[[], None]:
+        now = self._clock()
+        sink.connected(now, new=False)
+        sink.sent(now)
+        wire = _Wire(sink, self._clock)
+        headers = {name.lower(): value for name, value in request.headers}
+        # The answer must not begin before the caller holds the abort.
+        asyncio.get_running_loop().call_soon(
+            wire.begin, self._service, ApiRequest(request.method, request.path, headers, request.body)
+        )
+        return wire.abort
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+
+class _Wire:
+    """One exchange: the engine writes at one end (exchange.Sink), the client reads at the other."""
+
+    def __init__(self, sink: Sink, clock: Clock) -> None:
+        self._sink = sink
+        self._clock = clock
+        self._hang_up: Callable[[], None] | None = None
+        self._over = False
+
+    def begin(self, service: Service, request: ApiRequest) -> None:
+        if self._over:
+            return
+        hang_up = service.handle(request, self)
+        if self._over:  # answered, or hung up, while it was handled
+            return
+        self._hang_up = hang_up
+
+    def start(self, status: int, headers: Headers) -> None:
+        if not self._over:
+            self._sink.headers(self._clock(), status, {name.lower(): value for name, value in headers})
+
+    def write(self, data: bytes) -> None:
+        if not self._over:
+            self._sink.data(self._clock(), data)
+
+    def end(self) -> None:
+        self._close("complete")
+
+    def abort(self) -> None:
+        """The client closes its end."""
+        if self._over:
+            return
+        hang_up = self._hang_up
+        self._close("aborted")
+        if hang_up is not None:
+            hang_up()
+
+    def _close(self, how: Any) -> None:
+        if not self._over:
+            self._over = True
+            self._sink.closed(self._clock(), how, "")
+
+
+class VirtualLoad:
+    """The load of a virtual run: one driver on this loop."""
+
+    def __init__(self, order: LoadOrder, transport: InprocTransport, clock: Clock, on_tick: OnTick) -> None:
+        self._order = order
+        self._transport = transport
+        self._clock = clock
+        self._on_tick = on_tick
+        self._dialect = TARGETS["openai_chat"](model=MODEL, own=True, ignore_eos=True, token_ids=True)  # type: ignore[call-arg]
+        self._renderer = Renderer(
+            Prompter(TextMaker(order.unit), order.nonce), self._dialect, order.tag, frozenset(order.whole)
+        )
+        self._records = RecordWriter(order.folder / "records.arrow")
+        self._kept: list[Kept] = []
+        self._interrupted = False
+        self._driver: Driver | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._ticking: asyncio.Task[None] | None = None
+
+    def start(self, t0: int) -> None:
+        order = self._order
+        self._driver = Driver(
+            order.plan,
+            self._renderer,
+            self._transport,
+            self._clock,
+            t0,
+            self._on_close,
+            timeouts=order.timeouts,
+        )
+        self._task = asyncio.create_task(self._driver.run())
+        self._ticking = asyncio.create_task(self._tick(self._driver))
+
+    async def finished(self) -> LoadEnd:
+        assert self._task is not None and self._driver is not None, "start comes first"
+        await self._task
+        self._records.close()
+        self._on_tick(asdict(self._driver.snapshot()))
+        tokenize = tokenizer_of(self._transport, self._dialect)
+        observed = await observe(self._kept, tokenize, SALT, "virtual")
+        return LoadEnd(driver_signals(self._driver).as_dict(), self._interrupted, observed)
+
+    def stop(self) -> None:
+        self._interrupted = True
+        if self._driver is not None:
+            self._driver.stop()
+
+    async def close(self) -> None:
+        for task in (self._task, self._ticking):
+            if task is not None and not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        self._records.close()
+
+    def cancel(self, shot: int) -> None:
+        if self._driver is not None:
+            self._driver.cancel(shot)
+
+    def request_id(self, shot: int) -> str:
+        return self._renderer.request_id(shot)
+
+    def _on_close(self, exchange: Exchange, rendered: Rendered | None) -> None:
+        self._records.append(exchange.record)
+        kept = keep(exchange, rendered.messages) if rendered is not None else None
+        if kept is not None:
+            self._kept.append(kept)
+
+    async def _tick(self, driver: Driver) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            self._records.flush()
+            self._on_tick(asdict(driver.snapshot()))

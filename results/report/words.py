@@ -1,0 +1,166 @@
+"""Numbers as people read them, the same in the terminal and on the page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from results.gates import GateError, parse_gate
+from results.metrics import Kind
+from results.report.charts import count, seconds
+from results.validity import MEANING, UNITS
+
+NOTHING = "–"
+
+TONES = {
+    "PASS": "good",
+    "FAIL": "bad",
+    "INCONCLUSIVE": "warn",
+    "valid": "good",
+    "degraded": "warn",
+    "invalid": "bad",
+    "pass": "good",
+    "fail": "bad",
+    "inconclusive": "warn",
+    "error": "bad",
+}
+
+
+def percent(value: float | None) -> str:
+    return (
+        NOTHING
+        if value is None
+        else f"{value * 100:.3g} %"
+        if abs(value) < 0.9995
+        else f"{value * 100:.4g} %"
+    )
+
+
+def duration(value: float | None) -> str:
+    return NOTHING if value is None else seconds(value)
+
+
+def rate(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.3g}"
+
+
+def quantity(value: float | None, kind: Kind) -> str:
+    """A value with the unit of its kind."""
+    if value is None:
+        return NOTHING
+    if kind in (Kind.LATENCY, Kind.LAG):
+        return seconds(value)
+    if kind is Kind.RATIO:
+        return percent(value)
+    if kind is Kind.RATE:
+        return f"{value:.3g}/s"
+    return f"{value:.0f}" if float(value).is_integer() else f"{value:.3g}"
+
+
+def interval(bounds: list[float | None] | None, kind: Kind) -> str:
+    """``180 ms .. 240 ms``; an open side as an ellipsis."""
+    if bounds is None or bounds == [None, None]:
+        return ""
+    low, high = (("…" if b is None else quantity(b, kind)) for b in bounds)
+    return f"{low} .. {high}"
+
+
+def kind_of_gate(text: str, classes: list[str]) -> Kind:
+    try:
+        return parse_gate(text, classes).kind
+    except GateError:
+        return Kind.COUNT
+
+
+def gate_rows(summary: dict[str, Any]) -> list[dict[str, str]]:
+    """The gates as text, ready for any table."""
+    rows = []
+    for gate in summary["gates"]:
+        kind = kind_of_gate(gate["text"], list(summary["classes"]))
+        marginal = "passes, but the bound lies within the interval" if gate.get("marginal") else ""
+        rows.append(
+            {
+                "verdict": gate["verdict"],
+                "tone": TONES[gate["verdict"]],
+                "text": gate["text"],
+                "value": quantity(gate["value"], kind),
+                "interval": interval(gate["interval"], kind),
+                "margin": quantity(gate["margin"], kind),
+                "n": "" if gate["n"] is None else f"{gate['n']:,}",
+                "reason": gate["reason"] or marginal,
+            }
+        )
+    return rows
+
+
+def health_rows(summary: dict[str, Any]) -> list[dict[str, str]]:
+    """H1..H12 as text."""
+    rows = []
+    for rule in MEANING:
+        row = summary["client"]["rows"][rule]
+        unit = UNITS.get(rule)
+        show = (
+            duration
+            if unit == "s"
+            else percent
+            if unit == "%"
+            else lambda v: NOTHING if v is None else f"{v:g}"
+        )
+        rows.append(
+            {
+                "id": rule,
+                "meaning": MEANING[rule],
+                "value": show(row["value"]),
+                "limit": show(row["limit"]),
+                "state": row["state"] or "",
+                "tone": TONES.get(row["state"] or "", ""),
+                "reason": row.get("reason", ""),
+            }
+        )
+    return rows
+
+
+def client_words(summary: dict[str, Any]) -> str:
+    """One line on what the client's verdict rests on."""
+    client = summary["client"]
+    rows = client["rows"].values()
+    measured = sum(row["state"] is not None for row in rows)
+    bad = [rule for rule, row in client["rows"].items() if row["state"] not in (None, "valid")]
+    bound = f"its own error is at most {seconds(client['error_bound_us'] * 1e-6)}"
+    if bad:
+        named = ", ".join(f"{rule} {MEANING[rule]}" for rule in bad)
+        return f"{named} beyond the limit; {bound}."
+    return f"{measured} of {len(client['rows'])} health rules measured, all within limits; {bound}."
+
+
+def first_divergence(row: dict[str, Any]) -> str:
+    """Where the first differing token is, in words."""
+    found = row.get("first_divergence")
+    if not found:
+        return ""
+    where = f"{found['token_in_component']} of {found['path']}"
+    return f"first differing token: {where}, {found['token_index']} of the prompt"
+
+
+def cache_words(summary: dict[str, Any]) -> str:
+    """Hits and contract in one line."""
+    cache = summary["cache"]
+    hit = cache["hits"]["hit_token_weighted"]
+    contract = cache["contract"]
+    words = [f"cache contract: {contract['declared']}, {contract['state']}"]
+    if hit is not None:
+        words.insert(0, f"{percent(hit)} of the prompt tokens were read from cache")
+    return "; ".join(words) + "."
+
+
+def invariant_words(summary: dict[str, Any]) -> str:
+    found = summary["invariants"]
+    if found["checked"] is None:
+        return "No invariants were checked."
+    failed = ", ".join(f"{row['id']} ({row['evidence']})" for row in found["failed"])
+    judged = f"{found['checked']} invariants checked, "
+    rest = f"; {len(found['not_judged'])} could not be judged" if found["not_judged"] else ""
+    return judged + (f"broken: {failed}" if failed else "all hold") + rest + "."
+
+
+def tokens(value: float | None) -> str:
+    return NOTHING if value is None else count(value)
