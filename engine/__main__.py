@@ -60,7 +60,7 @@ async def serve(
     """
     tokenizer = load_tokenizer(config)
     pool = ProcessPool(config)
-    fleet = Fleet(config, pool, time.monotonic_ns, _identity(config), process_metrics=True)
+    fleet = Fleet(config, pool, time.monotonic_ns, Identity(**identity(config)), process_metrics=True)
     signals = _Signals()
     async with AsyncExitStack() as stack:
         stack.callback(signals.close)
@@ -76,17 +76,6 @@ async def serve(
             on_ready({**where, "pid": os.getpid()})
             await signals.stop.wait()
         return await _drain(service, signals)
-
-
-def _identity(config: EngineConfig) -> Identity:
-    facts = identity(config)
-    return Identity(
-        facts["model"],
-        facts["weights"],
-        facts["tokenizer"],
-        facts["positions"],
-        f"{facts['weights_dtype']}/{facts['kv_dtype']}",
-    )
 
 
 async def _listen(stack: AsyncExitStack, server: Server, host: str, port: int) -> str:

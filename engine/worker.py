@@ -15,11 +15,12 @@ from collections import OrderedDict
 
 from engine import messages as m
 from engine.config import EngineConfig
-from engine.kv.blocks import BlockPool, blocks_for
+from engine.kv.blocks import BlockPool
 from engine.kv.prefix_cache import PrefixCache, Published
 from engine.request import Finish, Request, Tokens, WorkerTruth
 from engine.runner.base import Row, StepPlan, StepResult
 from engine.sched.accounts import Accounts
+from engine.sched.admission import unservable
 from engine.sched.audit import audit
 from engine.sched.controls import apply_changes
 from engine.sched.holds import Holds
@@ -199,7 +200,7 @@ class Worker:
             return
         truth = WorkerTruth(self.index, self.incarnation, self.epoch, prompt=len(request.tokens))
         sequence = Sequence(request, self.block_size, now, truth)
-        problem = self._never_fits(request)
+        problem = unservable(request, self.max_model_len, self.pool.size, self.block_size, self._vocabulary)
         early = self._early_cancels.pop(request.id, None)
         if problem is None and early is None and self._backlog_full(sequence):
             self._refuse(request, "backlog")
@@ -214,20 +215,6 @@ class Worker:
             self._finish(sequence, Finish.ERROR, now, problem)
         elif request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, request.id))
-
-    def _never_fits(self, request: Request) -> str | None:
-        """Why this request could not be served even alone; the gateway's gate should have said so."""
-        total = len(request.tokens) + request.out_max
-        if not request.tokens or request.out_max < 1:
-            return f"a prompt of {len(request.tokens)} tokens and {request.out_max} to generate is no request"
-        if total > self.max_model_len:
-            return (
-                f"{total} tokens need {blocks_for(total, self.block_size)} blocks of {self.block_size}; "
-                f"{self.pool.size} are usable, the context is {self.max_model_len}"
-            )
-        if max(request.tokens) >= self._vocabulary:
-            return f"token id {max(request.tokens)} is outside the vocabulary of {self._vocabulary}"
-        return None
 
     def _backlog_full(self, sequence: Sequence) -> bool:
         """Beyond twice max(1 request, half a second of prefill), the request included (F29)."""
@@ -309,7 +296,7 @@ class Worker:
             self._busy.end(now)
             return None
         self._busy.begin(now)
-        plan = StepPlan(self._step, tuple(_row(sequence, tokens) for sequence, tokens in chunks.items()))
+        plan = StepPlan(self._step, tuple(sequence.row(tokens) for sequence, tokens in chunks.items()))
         self._flight = plan, tuple(chunks), now
         self._step += 1
         for sequence in chunks:
@@ -432,19 +419,6 @@ class Worker:
         self._flush_events()
 
     def _flush_events(self) -> None:
-        if events := self.cache.take_events():
+        if events := self.cache.events.take():
             self._sequence += 1
             self._outbox.append(m.KvEvents(self.epoch, self._sequence, events))
-
-
-def _row(sequence: Sequence, tokens: int) -> Row:
-    start = sequence.computed
-    return Row(
-        id=sequence.id,
-        start=start,
-        tokens=sequence.tokens[start : start + tokens],
-        table=sequence.frozen_table,
-        samples=tokens == sequence.left,
-        sampling=sequence.request.sampling,
-        draw=sequence.generated,
-    )

@@ -13,7 +13,8 @@ from loadgen.plan import PlannedCancel, Seconds
 
 @dataclass(frozen=True, slots=True)
 class InPrefill:
-    """In prefill chunk ``prefill``; 1 is the first."""
+    """After prefill chunk ``prefill``; 1 is the first. A prompt of one chunk is past its prefill then, so
+    to strike *in* prefill takes prompts longer than a chunk."""
 
     prefill: int
 

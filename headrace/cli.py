@@ -116,7 +116,10 @@ def plan(
 
 @app.command()
 def schema() -> None:
-    """The JSON Schema of scenario files, for editors. Example: [bold]bench schema > scenario.schema.json[/bold]"""
+    """The JSON Schema of scenario files, for editors.
+
+    Example: [bold]bench schema > scenario.schema.json[/bold]
+    """
     from scenarios.load import json_schema
 
     console.show_json(json_schema())
@@ -204,11 +207,13 @@ def explain(
 
 @app.command()
 def serve(
-    model: Annotated[str, typer.Option(help="Pulled name, folder, tiny or simulated.")] = "smollm2-135m",
     config: Annotated[
-        Path | None, typer.Argument(help="A scenario file whose engine block is served.")
+        Path | None, typer.Argument(help="A scenario file whose engine block and classes are served.")
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 1,
+    model: Annotated[
+        str | None, typer.Option(help="Pulled name, folder, tiny or simulated [smollm2-135m].")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes [1].")] = None,
     port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 takes a free one.")] = 8000,
     admin_port: Annotated[int | None, typer.Option(help="Open the admin door on this port [off].")] = None,
     set_: Overrides = None,
@@ -219,14 +224,17 @@ def serve(
     """
     from headrace.serve import serve_engine
 
-    serve_engine(config, model, workers, port, admin_port, tuple(set_ or ()))
+    raise typer.Exit(serve_engine(config, model, workers, port, admin_port, tuple(set_ or ())))
 
 
 @app.command()
 def dashboards(
     out: Annotated[Path, typer.Option(help="Folder for the dashboard files.")] = Path("grafana"),
 ) -> None:
-    """Write the Grafana dashboards for the built-in engine. Example: [bold]bench dashboards --out grafana[/bold]"""
+    """Write the Grafana dashboards for the built-in engine.
+
+    Example: [bold]bench dashboards --out grafana[/bold]
+    """
     from dashboards.build import write
 
     for path in write(out):
@@ -239,7 +247,10 @@ def model_pull(
     to: Annotated[Path | None, typer.Option(help="Folder to put it in [the user's cache folder].")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
 ) -> None:
-    """Fetch a model once, check it, and make it ready to serve. Example: [bold]bench model pull smollm2-135m[/bold]"""
+    """Fetch a model once, check it, and make it ready to serve.
+
+    Example: [bold]bench model pull smollm2-135m[/bold]
+    """
     from engine.model.pull import PullError, pull
 
     try:

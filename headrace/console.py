@@ -168,6 +168,11 @@ def say(text: str) -> None:
     out.print(text, highlight=False)
 
 
+def hint(text: str) -> None:
+    """A line beside the results: on stderr."""
+    err.print(text, highlight=False)
+
+
 def complain(error: BenchError) -> None:
     err.print(Text("error: ", style="bold red"), Text("\n".join(error.lines)), sep="", highlight=False)
 

@@ -6,12 +6,10 @@ import asyncio
 import json
 import os
 import secrets
-import signal
-import sys
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +22,8 @@ from faults.fault import Controls
 from headrace.console import View
 from headrace.controls import HttpControls
 from headrace.errors import TargetFailed, UsageFailed
-from headrace.processes import Child, with_parent
-from headrace.site import LoadEnd, LoadOrder, NoControls, OnTick
+from headrace.processes import Child
+from headrace.site import RECORDS, LoadEnd, LoadOrder, NoControls, OnTick
 from loadgen.clock import Clock, monotonic
 from loadgen.job import LoadJob, TargetJob
 from loadgen.observed_io import read_observed
@@ -67,7 +65,9 @@ async def _engine(config: EngineConfig, folder: Path) -> AsyncIterator[LiveSite]
             where = await _until_ready(engine, log)
             controls = HttpControls(where["admin_url"], token_file)
             target = TargetJob(
-                where["url"], "openai_chat", {"model": config.model, "own": True, "ignore_eos": True, "token_ids": True}
+                where["url"],
+                "openai_chat",
+                {"model": config.model, "own": True, "ignore_eos": True, "token_ids": True},
             )
             facts = {"engine_pid": where["pid"], "co_located": True}
             try:
@@ -95,7 +95,7 @@ async def _until_ready(engine: Child, log: Path) -> dict[str, Any]:
 async def _url_site(target: UrlTarget) -> LiveSite:
     await models_of(target.url, target.key_env)
     options: dict[str, Any] = {"model": target.model, "key_env": target.key_env}
-    options |= {name: True for name in target.accepts}
+    options |= dict.fromkeys(target.accepts, True)
     controls = NoControls(f"{target.url} is a foreign target and has no admin door")
     local = any(host in target.url for host in ("127.0.0.1", "localhost", "[::1]"))
     return LiveSite(TargetJob(target.url, target.dialect, options), controls, False, {"co_located": local})
@@ -107,7 +107,9 @@ async def models_of(url: str, key_env: str | None) -> list[str]:
     if key_env is not None:
         key = os.environ.get(key_env)
         if key is None:
-            raise UsageFailed(f"the target's key should be in the environment variable {key_env}: it is not set")
+            raise UsageFailed(
+                f"the target's key should be in the environment variable {key_env}: it is not set"
+            )
         headers["Authorization"] = f"Bearer {key}"
     where = url.rstrip("/").removesuffix("/v1") + "/v1/models"
     try:
@@ -115,9 +117,13 @@ async def models_of(url: str, key_env: str | None) -> list[str]:
             response = await http.get(where, headers=headers)
     except httpx.HTTPError as error:
         reason = str(error) or type(error).__name__
-        raise TargetFailed(f"{where} does not answer: {reason}", "Is the server up, and the port right?") from error
+        raise TargetFailed(
+            f"{where} does not answer: {reason}", "Is the server up, and the port right?"
+        ) from error
     if response.status_code in (401, 403):
-        raise TargetFailed(f"{where} answers {response.status_code}: set target.key_env to the key's variable")
+        raise TargetFailed(
+            f"{where} answers {response.status_code}: set target.key_env to the key's variable"
+        )
     try:
         return [str(row["id"]) for row in response.json()["data"]]
     except (ValueError, KeyError, TypeError):
@@ -183,7 +189,7 @@ class LiveLoad:
         folder = order.folder
         job = LoadJob(
             plan=str(folder / "plan.parquet"),
-            records=str(folder / "records.arrow"),
+            records=str(folder / RECORDS),
             target=target,
             tag=order.tag,
             nonce=order.nonce,

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+
+import pandas as pd
 
 from faults.conductor import Conductor
 from faults.fault import Seen, Stage
@@ -22,7 +22,7 @@ from headrace.console import View
 from headrace.errors import UsageFailed
 from headrace.live import live_site, target_by_url
 from headrace.manifest import manifest
-from headrace.site import LEAD_NS, Load, LoadEnd, LoadOrder, Site
+from headrace.site import LEAD_NS, RECORDS, Load, LoadEnd, LoadOrder, Site
 from headrace.verdict import Outcome, conclude
 from headrace.virtual import virtual_site
 from headrace.watching import Watcher
@@ -136,7 +136,7 @@ async def _collect(
     folder.records.close()
     seen = Seen(
         plan,
-        read_list(folder.path / "records.arrow"),
+        read_list(folder.path / RECORDS),
         truth,
         t0 if site.own else None,
         folder.audits,
@@ -174,6 +174,7 @@ def _folder(scenario: Scenario, plan: Plan, options: Options) -> Run:
     except (RunError, OSError) as error:
         raise UsageFailed(str(error)) from error
     write_plan(plan, path / "plan.parquet")
+    folder.plan = pd.read_parquet(path / "plan.parquet")
     return folder
 
 
@@ -203,3 +204,44 @@ def _order(scenario: Scenario, plan: Plan, options: Options, folder: Path) -> Lo
         Timeouts(**asdict(scenario.timeouts)),
         options.keep_text,
     )
+
+
+@contextmanager
+def _stopped_by_ctrl_c(load: Load, watcher: Watcher) -> Iterator[None]:
+    """The first Ctrl-C ends the load, heals the faults and keeps the records; the second ends the run."""
+    loop = asyncio.get_running_loop()
+    whole = asyncio.current_task()
+    pressed = 0
+
+    def on_signal() -> None:
+        nonlocal pressed
+        pressed += 1
+        if pressed == 1:
+            watcher.say("interrupted: healing what is broken and keeping the records (again: stop at once)")
+            load.stop()
+        elif whole is not None:
+            whole.cancel()
+
+    loop.add_signal_handler(signal.SIGINT, on_signal)
+    loop.add_signal_handler(signal.SIGTERM, on_signal)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        loop.remove_signal_handler(signal.SIGTERM)
+
+
+async def _audit(folder: Run, site: Site, when: str) -> None:
+    if site.own and site.died() is None:
+        folder.audit({"when": when, **await site.controls.audit()})
+
+
+async def _quiet(site: Site) -> None:
+    """Wait until nothing waits or runs in our engine and its workers are back, or the limit is reached:
+    then the last audit shows what is wrong."""
+    end = site.clock() + round(QUIET_LIMIT_S * 1e9)
+    while site.own and site.died() is None and site.clock() < end:
+        state = await site.controls.state()
+        if not state["requests"] and all(row["state"] == "in_rotation" for row in state["workers"]):
+            return
+        await asyncio.sleep(0.25)

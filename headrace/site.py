@@ -16,6 +16,8 @@ from results.attribution.observed import Observed
 
 LEAD_NS = 3_000_000_000
 """From the load being told to start until t0: bodies are made at least 2 s before they are due."""
+RECORDS = "records-0.arrow"
+"""In the run directory: what the load writes while it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +65,15 @@ class Load(LoadControls, Protocol):
 class Site(Protocol):
     """A target that is ready for load."""
 
-    clock: Clock
-    controls: Controls
-    own: bool
-    facts: dict[str, Any]
-    """For the manifest."""
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def controls(self) -> Controls: ...
+    @property
+    def own(self) -> bool: ...
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For the manifest."""
 
     async def scrape(self) -> str:
         """The text of its /metrics. Raises OSError or RuntimeError."""

@@ -20,8 +20,9 @@ from engine.fleet.door import Identity
 from engine.fleet.fleet import Fleet
 from engine.fleet.inproc import InprocPool
 from engine.model.loader import identity, load_runner, load_tokenizer, with_kv_blocks
+from faults.fault import Controls
 from headrace.errors import UsageFailed
-from headrace.site import LoadEnd, LoadOrder, OnTick
+from headrace.site import RECORDS, LoadEnd, LoadOrder, OnTick
 from loadgen.clock import Clock
 from loadgen.driver import Driver
 from loadgen.health import driver_signals
@@ -64,7 +65,7 @@ class VirtualSite:
 
     def __init__(self, config: EngineConfig, fleet: Fleet, clock: Clock) -> None:
         self.clock = clock
-        self.controls = fleet
+        self.controls: Controls = fleet
         self.facts: dict[str, Any] = {
             "virtual": True,
             "runner": "simulated",
@@ -169,7 +170,7 @@ class VirtualLoad:
         self._renderer = Renderer(
             Prompter(TextMaker(order.unit), order.nonce), self._dialect, order.tag, frozenset(order.whole)
         )
-        self._records = RecordWriter(order.folder / "records.arrow")
+        self._records = RecordWriter(order.folder / RECORDS)
         self._kept: list[Kept] = []
         self._interrupted = False
         self._driver: Driver | None = None
@@ -191,7 +192,8 @@ class VirtualLoad:
         self._ticking = asyncio.create_task(self._tick(self._driver))
 
     async def finished(self) -> LoadEnd:
-        assert self._task is not None and self._driver is not None, "start comes first"
+        assert self._task is not None, "start comes first"
+        assert self._driver is not None
         await self._task
         self._records.close()
         self._on_tick(asdict(self._driver.snapshot()))

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import ParamSpec
 
+from loadgen.accounts import record_of
 from loadgen.agenda import Agenda
 from loadgen.alarm import Alarm, LoopAlarm
 from loadgen.clock import Clock
@@ -173,7 +174,9 @@ class Driver:
         if now >= deadline:
             self._end(flight, now, Cut("timeout", limit))
         else:
-            self._agenda.at(deadline, partial(self._watch, flight))
+            # Tokens are only noticed when somebody looks. Looking at least once in every limit finds
+            # each deadline in time, whatever came in between.
+            self._agenda.at(min(deadline, now + self._timeouts.shortest_ns), partial(self._watch, flight))
 
     def _ended(self, flight: Flight, t: int) -> None:
         self._guarded(self._end, flight, t)
@@ -207,7 +210,7 @@ class Driver:
 
     def _record_of(self, flight: Flight, closed: int) -> Record:
         due = flight.due - self._t0
-        record = self._record(flight.shot, Outcome.UNKNOWN, self._plan.phases.of(due))
+        record = self._blank(flight.shot, Outcome.UNKNOWN, self._plan.phases.of(due))
         record.request_id = self._renderer.request_id(flight.shot.id)
         record.due = due
         record.dequeued = flight.dequeued - self._t0
@@ -215,23 +218,8 @@ class Driver:
         record.closed = closed - self._t0
         return record
 
-    def _record(self, shot: Shot, outcome: Outcome, phase: str) -> Record:
-        return Record(
-            id=shot.id,
-            class_=shot.class_,
-            phase=phase,
-            outcome=outcome,
-            tenant=shot.tenant,
-            rank=shot.rank,
-            session=shot.session,
-            branch=shot.branch,
-            turn=shot.turn,
-            parent=shot.parent,
-            model=self._renderer.dialect.model,
-            faults=[shot.fault] if shot.fault is not None else [],
-            n_in_asked=shot.n_in_asked,
-            n_out_asked=shot.n_out_asked,
-        )
+    def _blank(self, shot: Shot, outcome: Outcome, phase: str) -> Record:
+        return record_of(shot, outcome, phase, self._renderer.dialect.model)
 
     def _close(self, shot: Shot, exchange: Exchange, rendered: Rendered | None) -> None:
         self._left.remove(shot.id)
@@ -242,7 +230,7 @@ class Driver:
         """A record for a shot that will never go out, and for all turns after it."""
         if shot.id not in self._left:
             return
-        record = self._record(shot, Outcome.NOT_SENT, phase)
+        record = self._blank(shot, Outcome.NOT_SENT, phase)
         record.error = why
         now = self._clock() - self._t0
         record.due = shot.due_ns if shot.due_ns is not None and shot.due_ns <= now else None

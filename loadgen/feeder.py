@@ -51,6 +51,8 @@ class ThreadFeeder:
         future = self._ready.pop(shot, None) or self._thread.submit(make)
 
         def hand_over() -> None:
+            if future.cancelled():
+                return  # the run ended first
             error = future.exception()
             if error is not None:
                 fail(error)

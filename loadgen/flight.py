@@ -21,6 +21,10 @@ class Timeouts:
     between_tokens: Seconds = 30.0
     total: Seconds = 120.0
 
+    @property
+    def shortest_ns(self) -> int:
+        return round(min(self.connect, self.first_token, self.between_tokens, self.total) * 1e9)
+
 
 class Flight:
     """The Sink that a transport talks to. ``due``, ``dequeued`` and ``start`` in ns on the clock."""

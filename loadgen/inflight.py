@@ -8,7 +8,6 @@ class InFlight:
 
     def __init__(self, a: int, b: int) -> None:
         self._a, self._b = a, b
-        self._since = a
         self.now = 0
         self.integral = 0
 
@@ -17,10 +16,6 @@ class InFlight:
         self.now += by
         # Each change contributes from t on: the sum over all of them is the integral up to b.
         self.integral += by * (self._b - self.clip(t))
-
-    def until(self, t: int) -> int:
-        """The integral up to ``t`` only, for a window that was cut short."""
-        return self.integral - self.now * (self._b - self.clip(t))
 
     def clip(self, t: int) -> int:
         return min(max(t, self._a), self._b)

@@ -67,7 +67,7 @@ class _LoadProcess:
         loop = asyncio.get_running_loop()
         listener = loop.create_task(_listen(self._commands))
         try:
-            await client.warm(job.warm_connections)
+            await _warm(client, job)
             self._emit({"event": "ready"})
             t0 = job.t0_ns if job.t0_ns is not None else await self._told_to_start()
             if t0 is None:
@@ -190,6 +190,13 @@ class _Recorder:
         self._writer.flush()
         if event is not None:
             self._emit(event)
+
+
+async def _warm(client: Client, job: LoadJob) -> None:
+    try:
+        await client.warm(job.warm_connections)
+    except OSError as error:
+        raise OSError(f"cannot connect to {job.target.url}: {error}") from error
 
 
 async def _measure(meter: HealthMeter, t0: int, window: tuple[int, int]) -> None:

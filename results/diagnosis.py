@@ -125,6 +125,7 @@ def _tenth_of_gap(view: View) -> float:
 
 
 def _classes(view: View) -> Iterator[Finding]:
+    few: list[str] = []
     for name, rows in view.by_class().items():
         found = attainment(view.marks.at(view.in_window & view.of_class(name)))
         if found.undecidable:
@@ -138,8 +139,10 @@ def _classes(view: View) -> Iterator[Finding]:
             yield Finding("strict_attainment", text, "gates use attainment_strict; lengthen the drain")
         completed = int((rows["outcome"] == "completed").sum())
         if 0 < completed < FEW_FOR_P99:
-            text = f"class {name}: {completed} completed requests; p99 needs {FEW_FOR_P99} to be worth a gate"
-            yield Finding("few_for_p99", text, "gate p50, p90, attainment and counts, or run longer")
+            few.append(f"{name} {completed}")
+    if few:
+        text = f"few completed requests ({', '.join(few)}): a p99 is worth a gate from {FEW_FOR_P99} on"
+        yield Finding("few_for_p99", text, "gate p50, p90, attainment and counts, or run longer")
 
 
 def _records(view: View) -> Iterator[Finding]:

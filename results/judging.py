@@ -64,6 +64,11 @@ class Judging:
     strict: bool = False
     allow_inconclusive: bool = False
 
+    def rank(self, name: str) -> int:
+        """Of a class; undeclared classes come last."""
+        goal = self.classes.get(name)
+        return 1 << 30 if goal is None else goal.rank
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, sort_keys=True)
 

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import pandas as pd
 import pyarrow as pa
 
-from results.record import Record
+from results.record import Outcome, Record
 
 TIMES = (
     "due",
@@ -162,6 +162,14 @@ def read_records(path: Path) -> tuple[pd.DataFrame, bool]:
     """Records of a stream as a frame (see ``frame``), and whether the stream was closed properly."""
     table, complete = read_stream(path)
     return frame_of(table), complete
+
+
+def read_list(path: Path) -> list[Record]:
+    """Records of a stream as values; what a killed writer left half written is not among them."""
+    table, _ = read_stream(path)
+    columns = [table.column(field.name).to_pylist() for field in RECORD_SCHEMA]
+    rows = (dict(zip(_ATTRIBUTES, row, strict=True)) for row in zip(*columns, strict=True))
+    return [Record(**{**row, "outcome": Outcome(row["outcome"])}) for row in rows]
 
 
 def frame_of(table: Any) -> pd.DataFrame:

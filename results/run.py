@@ -129,6 +129,11 @@ class Run:
         with (self.path / "faults.jsonl").open("a") as file:
             file.write(_line(window))
 
+    @property
+    def audits(self) -> list[dict[str, Any]]:
+        """State audits so far, in order."""
+        return list(self._audits)
+
     def audit(self, audit: Mapping[str, Any]) -> None:
         """Append a state audit of the target."""
         self._audits.append(dict(audit))
@@ -146,12 +151,15 @@ class Run:
         manifest: Mapping[str, Any] | None = None,
         interrupted: bool = False,
         target_error: str | None = None,
+        load_error: str | None = None,
     ) -> RunData:
         """Close the records, write what is known only now, and return everything for the judge."""
         self.records.close()
-        table, _ = read_stream(self.path / "records.arrow")
+        streams = sorted(self.path.glob("records*.arrow"))
+        table = pa.concat_tables([read_stream(stream)[0] for stream in streams])
         pq.write_table(table, self.path / "records.parquet")
-        (self.path / "records.arrow").unlink()
+        for stream in streams:
+            stream.unlink()
         data = RunData(
             self.judging,
             frame_of(table),
@@ -165,6 +173,7 @@ class Run:
             None if attribution is None else dict(attribution),
             interrupted,
             target_error,
+            load_error,
             manifest=self._manifest | dict(manifest or {}),
             path=self.path,
         )
@@ -184,6 +193,7 @@ class Run:
             "invariants": data.invariants,
             "interrupted": data.interrupted,
             "target_error": data.target_error,
+            "load_error": data.incomplete,
         }
         document = {"schema": SCHEMA_VERSION, "judging": asdict(self.judging), "ends": ends}
         (self.path / "judging.json").write_text(_json(document))
@@ -229,7 +239,7 @@ class Run:
             _document(path / "attribution.json"),
             bool((ends or {"interrupted": True})["interrupted"]),
             (ends or {}).get("target_error"),
-            incomplete,
+            incomplete or (ends or {}).get("load_error"),
             _document(path / "manifest.json") or {},
             path,
         )

@@ -54,8 +54,7 @@ def judge(data: RunData, judging: Judging | None = None) -> dict[str, Any]:
     evidence = Evidence(
         view, client, counters(data, engine), data.faults, cache["contract"]["state"], judging.strict
     )
-    faults = {str(f["id"]) for f in data.faults}
-    gates = [decide(gate, evidence) for gate in parse_gates(judging, faults or None)]
+    gates = [decide(gate, evidence) for gate in parse_gates(judging)]
     ending = exits.ending(data, view, client, gates)
     summary = {
         "schema": SCHEMA_VERSION,

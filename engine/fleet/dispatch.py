@@ -94,6 +94,8 @@ class Dispatcher:
         self.ledger.clear_waiting()
         open_ = [worker for worker, health in self.health.items() if health.selectable(now)]
         blocked: set[int] = set()
+        if all(self._saturated(worker) for worker in open_):
+            return
         for entry in list(islice(self.queue.in_order(now), LOOK_AHEAD)):
             if all(worker in blocked or self._saturated(worker) for worker in open_):
                 return
@@ -162,6 +164,11 @@ class Dispatcher:
         if not here:
             self.rates.of(run.worker).end(now)
             self.health[run.worker].rest()
+
+    def cache_lost(self, worker: int) -> None:
+        """A new epoch: neither its blocks nor the sessions that were drawn to them are there."""
+        self.predicted.forget(worker)
+        self.forget_sessions(worker)
 
     def forget_sessions(self, worker: int) -> None:
         """F24: affinity is void after an ejection or a new epoch."""

@@ -70,8 +70,7 @@ class Gateway:
         self.meter.inc("headrace_router_requests_total", class_=run.entry.class_)
         self.lives.begin(run)
         if run.entry.deadline is not None:
-            expire = partial(self.lives.cancel, run.id, reason=Finish.EXPIRED)
-            self._timers.at(run.entry.deadline, expire)
+            self._timers.at(run.entry.deadline, partial(self.lives.expire, run.id))
         point = self.holds.armed_for_queue(ask.client_id)
         if point is not None:
             self._hold_queued(point, run, now)
@@ -256,7 +255,8 @@ class Gateway:
     def _on_kv_events(self, worker: int, batch: m.KvEvents, now: int) -> None:
         events = self.dispatcher.events
         gaps, orphans = events.gaps, events.orphans
-        events.apply(worker, batch)
+        if events.apply(worker, batch):
+            self.dispatcher.cache_lost(worker)
         self.meter.inc("headrace_router_index_gaps_total", events.gaps - gaps)
         self.meter.inc("headrace_router_index_orphans_total", events.orphans - orphans)
 

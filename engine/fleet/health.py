@@ -185,23 +185,24 @@ class WorkerHealth:
 
 
 class RetryBudget:
-    """F40: retries may be 10 % of the requests. A purse of ``START`` lets a small fleet survive its
-    first loss; what is not spent is kept up to ``MOST``."""
+    """F40: retries may be 10 % of the requests. A purse of ``START`` retries lets a small fleet survive
+    its first loss; what is not spent is kept up to ``MOST``."""
 
-    SHARE = 0.1
-    START = 10.0
-    MOST = 100.0
+    START = 10
+    MOST = 100
+    PRICE = 10
+    """Requests that pay for one retry."""
 
     def __init__(self) -> None:
-        self.left = self.START
+        self._purse = self.START * self.PRICE
 
     def earn(self) -> None:
-        self.left = min(self.left + self.SHARE, self.MOST)
+        self._purse = min(self._purse + 1, self.MOST * self.PRICE)
 
     def spend(self) -> bool:
-        if self.left < 1:
+        if self._purse < self.PRICE:
             return False
-        self.left -= 1
+        self._purse -= self.PRICE
         return True
 
 

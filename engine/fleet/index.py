@@ -62,19 +62,15 @@ class EventIndex:
         if len(self._roots) > MAX_ROOTS:
             self._roots.popitem(last=False)
 
-    def apply(self, worker: int, batch: KvEvents) -> None:
+    def apply(self, worker: int, batch: KvEvents) -> bool:
         """Take one batch: an older epoch or a repeated number is ignored, a newer epoch begins with
-        nothing, a gap is counted."""
+        nothing, a gap is counted. True if a new epoch has begun."""
         if batch.epoch <= self._departed.get(worker, -1):
-            return
-        epoch, seq = self._epochs.get(worker, (-1, 0))
-        if batch.epoch < epoch:
-            return
-        if batch.epoch > epoch:
-            self.begin(worker, batch.epoch)
-            seq = 0
-        if batch.seq <= seq:
-            return
+            return False
+        begun = self.begin(worker, batch.epoch)
+        epoch, seq = self._epochs[worker]
+        if batch.epoch < epoch or batch.seq <= seq:
+            return begun
         if batch.seq > seq + 1:
             self.gaps += 1
             self._forget(worker)
@@ -86,6 +82,7 @@ class EventIndex:
                 self._removed(worker, event.digests)
             else:
                 self._forget(worker, lost=True)
+        return begun
 
     def begin(self, worker: int, epoch: int) -> bool:
         """The worker starts with an empty cache: a new incarnation, or a clear seen in its heartbeat.
@@ -222,6 +219,12 @@ class PredictedIndex:
                 del counts[digest]
             else:
                 counts[digest] -= 1
+
+    def forget(self, worker: int) -> None:
+        """Its cache is gone, and with it what was to be there."""
+        self._counts.pop(worker, None)
+        for attempt in [a for a, (where, _) in self._entries.items() if where == worker]:
+            del self._entries[attempt]
 
     def run(self, digests: Sequence[bytes], worker: int) -> int:
         """Leading digests predicted on the worker. An entry is a whole prompt, so there are no holes."""

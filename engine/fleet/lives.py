@@ -22,6 +22,9 @@ MAX_FAILURES = 2
 PATIENCE_NS = 30_000_000_000
 """A request that no worker in rotation may take for so long ends with a retriable error."""
 
+OVERDUE_NS = 250_000_000
+"""So often an expired request is looked at again until it has ended."""
+
 
 class Lives:
     """Owns the requests under way. Every one that ``begin`` was called for ends in ``end`` once."""
@@ -73,6 +76,19 @@ class Lives:
             self.send(run.worker, Cancel(run.id, reason))
         else:
             self.end(run, reason, now)
+
+    def expire(self, id: int, now: int) -> None:
+        """Its deadline has passed (E31). Its worker ends it in the next step; one that has gone silent
+        is not waited for."""
+        self.cancel(id, now, Finish.EXPIRED)
+        run = self.runs.get(id)
+        if run is None or run.worker is None:
+            return
+        if self._dispatcher.health[run.worker].suspect(now):
+            self._dispatcher.unbind(run, now, failed=True)
+            self.end(run, Finish.EXPIRED, now)
+        else:
+            self._timers.at(now + OVERDUE_NS, partial(self.expire, id))
 
     def handed_back(self, run: Run, now: int) -> None:
         """Its worker did not start it: back to its place, which uses up no attempt."""
@@ -189,7 +205,7 @@ def _ended(
         generated=done.generated,
         out_max=run.request.out_max,
         worker=run.worker,
-        epoch=run.epoch,
+        epoch=truth.epoch if truth else run.epoch,
         attempt=run.attempt,
         created_cache=done.created_cache_tokens,
         misses=misses,

@@ -50,7 +50,7 @@ class Rotation:
         if heartbeat.metrics:
             self.meters.update(worker, heartbeat.incarnation, heartbeat.metrics)
         if self._dispatcher.events.begin(worker, heartbeat.epoch):
-            self._dispatcher.forget_sessions(worker)
+            self._dispatcher.cache_lost(worker)
         rotated = health.state is State.IN_ROTATION
         health.hears_heartbeat(heartbeat, now)
         self._dispatcher.refusing.discard(worker)
@@ -69,6 +69,7 @@ class Rotation:
         seen = health.seen
         health.lose(reason, now)
         self._dispatcher.events.depart(worker)
+        self._dispatcher.cache_lost(worker)
         self.meters.lost(worker)
         if was_in:
             self._out(worker, "lost", now, seen)

@@ -18,7 +18,7 @@ import tempfile
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from engine.config import EngineConfig
 from engine.config_io import write_config
@@ -32,6 +32,8 @@ CUT_OFF_GRACE_S = 1.0
 LOG_TAIL_BYTES = 4000
 _EPOCHS_PER_LIFE = 1 << 20
 """Room for the epochs of one incarnation's clears below those of the next."""
+
+_PREFIX = "headrace-"
 
 log = logging.getLogger(__name__)
 
@@ -54,8 +56,7 @@ class _Link(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods only
 
     def data_received(self, data: bytes) -> None:
         assert self.transport is not None
@@ -143,7 +144,8 @@ class ProcessPool:
         loop = asyncio.get_running_loop()
         self.failed = loop.create_future()
         self._on = (on_message, on_lost)
-        self._folder = Path(tempfile.mkdtemp(prefix="headrace-"))  # mode 0700
+        _clear_away()
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))  # mode 0700
         write_config(self._folder / "engine.json", self._config)
         self._server = await loop.create_unix_server(lambda: _Link(self), str(self._folder / "gateway"))
         self._keepers = [loop.create_task(self._keep(worker)) for worker in range(self._config.workers)]
@@ -273,6 +275,24 @@ class ProcessPool:
             "incarnation": life.hello.incarnation if life is not None and life.hello is not None else None,
             "alive": alive,
         }
+
+
+def _clear_away() -> None:
+    """Remove the folders of engines that were killed and could not do it themselves."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
+        pid = folder.name.removeprefix(_PREFIX).split("-")[0]
+        if pid.isdigit() and folder.stat().st_uid == os.getuid() and not _runs(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 async def _reap(life: _Life) -> None:

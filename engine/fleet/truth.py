@@ -37,7 +37,7 @@ def truth_row(
         "session": run.ask.session,
         "worker": run.worker,
         "incarnation": run.incarnation,
-        "epoch": run.epoch,
+        "epoch": truth.epoch if truth else run.epoch,
         "config_id": config_id,
         "received": run.received,
         "tokenised": run.queued,

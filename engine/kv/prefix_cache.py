@@ -7,17 +7,14 @@ again, when its life ends, or when everything is cleared.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from enum import StrEnum
 
-from engine.kv.blocks import BlockPool, block_digests, token_bytes
-from engine.messages import KvEvent
+from engine.kv.blocks import BlockPool, token_bytes
+from engine.kv.events import EventLog
+from engine.kv.miss_history import MissHistory, MissRuns, content_fingerprints
 from engine.request import Miss, MissReason, Tokens
 from engine.telemetry import Meter
-
-CONTENT_ROOT = b"content"
-"""Root of content fingerprints: the same chain as block digests, blind to the namespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +49,6 @@ class Content:
     root: bytes
 
 
-@dataclass(slots=True)
-class _Growing:
-    """A KvEvent that later state changes may still extend."""
-
-    kind: str
-    digests: list[bytes]
-    parent: bytes | None = None
-    cause: str | None = None
-
-
 class PrefixCache:
     """The digest map of one pool, its events, and the bounded memory behind true miss reasons.
 
@@ -84,18 +71,14 @@ class PrefixCache:
         self.meter = meter
         self.verify_tokens = verify_tokens
         self.content: dict[int, Content] = {}
-        self.complete = True
-        """False once the history has forgotten something: ``never_computed`` may then be untrue."""
+        self.events = EventLog(meter)
+        self.history = MissHistory(max(4 * pool.size, 16_384) if history is None else history, meter)
         self._key_bytes = digest_bits // 8
-        self._history = max(4 * pool.size, 16_384) if history is None else history
         self._map: dict[bytes, int] = {}
         self._copies: dict[bytes, list[int]] = {}
         self._children: dict[bytes, int] = {}
-        self._lost: OrderedDict[bytes, MissReason] = OrderedDict()
-        self._fingerprints: OrderedDict[bytes, tuple[bytes, ...]] = OrderedDict()
         self._computing: dict[bytes, int] = {}
         self._preempted: set[int] = set()
-        self._events: list[_Growing] = []
         pool.listener = self
         pool.has_child = self._has_resident_child
 
@@ -143,7 +126,7 @@ class PrefixCache:
         Three reasons cannot be known here and are the gateway's to fill in: ``on_other_worker``,
         ``worker_restarted`` and ``being_computed`` elsewhere.
         """
-        runs: list[Miss] = []
+        runs = MissRuns()
         first = len(match.blocks)
         behind: MissReason | None = None
         contents: tuple[bytes, ...] = ()
@@ -154,18 +137,18 @@ class PrefixCache:
                 reason = MissReason.LAST_BLOCK_RULE
             elif behind is not None and self.holds(digest):
                 reason = behind
-            elif (lost := self._lost.get(digest)) is not None:
+            elif (lost := self.history.why_lost(digest)) is not None:
                 reason = behind = lost
             elif digest in self._computing:
                 reason = behind = MissReason.BEING_COMPUTED
             else:
-                contents = contents or block_digests(CONTENT_ROOT, tokens, self.block_size)
-                other = any(known != root for known in self._fingerprints.get(contents[index], ()))
+                contents = contents or content_fingerprints(tokens, self.block_size)
+                other = self.history.known_elsewhere(contents[index], root)
                 reason = behind = MissReason.DIFFERENT_NAMESPACE if other else MissReason.NEVER_COMPUTED
-            _extend(runs, reason, index, self.block_size)
+            runs.add(reason, index, self.block_size)
         if tail := len(tokens) % self.block_size:
-            _extend(runs, MissReason.BELOW_BLOCK, len(digests), tail)
-        return runs
+            runs.add(MissReason.BELOW_BLOCK, len(digests), tail)
+        return runs.misses()
 
     # -- writing ------------------------------------------------------------------------------
 
@@ -186,9 +169,8 @@ class PrefixCache:
             return Published.DUPLICATE
         self._map[key] = block
         self._children[parent] = self._children.get(parent, 0) + 1
-        self._lost.pop(digest, None)
-        self._remember_content(fingerprint, root)
-        self._stored_event(digest, None if parent == root else parent)
+        self.history.stored(digest, root, fingerprint)
+        self.events.stored(digest, None if parent == root else parent)
         return Published.STORED
 
     def computing(self, digests: list[bytes]) -> None:
@@ -234,15 +216,7 @@ class PrefixCache:
         for forgotten in (self.content, self._map, self._copies, self._children, self._computing):
             forgotten.clear()
         self._preempted.clear()
-        self._events = [_Growing("cleared", [], cause="reset")]
-
-    def take_events(self) -> tuple[KvEvent, ...]:
-        """State changes since the last call, in order."""
-        events = tuple(KvEvent(e.kind, tuple(e.digests), e.parent, e.cause) for e in self._events)
-        self._events = []
-        for event in events:
-            self.meter.inc("headrace_engine_kv_events_total", type=event.kind)
-        return events
+        self.events.cleared()
 
     def inconsistencies(self) -> list[str]:
         """What does not agree between the map, its copies and the contents (invariant K4)."""
@@ -292,12 +266,8 @@ class PrefixCache:
             return
         del self._map[key]
         self._orphan(content.parent)
-        self._lost[content.digest] = reason
-        self._lost.move_to_end(content.digest)
-        if len(self._lost) > self._history:
-            self._lost.popitem(last=False)
-            self._overflow()
-        self._removed_event(content.digest, cause)
+        self.history.lost(content.digest, reason)
+        self.events.removed(content.digest, cause)
 
     def _orphan(self, parent: bytes) -> None:
         left = self._children[parent] - 1
@@ -306,44 +276,7 @@ class PrefixCache:
         else:
             del self._children[parent]
 
-    def _remember_content(self, fingerprint: bytes, root: bytes) -> None:
-        roots = self._fingerprints.get(fingerprint, ())
-        if root not in roots:  # two different roots answer "is there another one?" for every asker
-            self._fingerprints[fingerprint] = (*roots[-1:], root)
-        self._fingerprints.move_to_end(fingerprint)
-        if len(self._fingerprints) > self._history:
-            self._fingerprints.popitem(last=False)
-            self._overflow()
-
-    def _overflow(self) -> None:
-        self.complete = False
-        self.meter.inc("headrace_engine_miss_history_overflow_total")
-
     def _observe_idle(self, block: int, now: int, cause: str) -> None:
         idle = (now - self.pool.released[block]) / 1e9
         self.meter.observe("headrace_engine_block_idle_before_evict_seconds", idle)
         self.meter.inc("headrace_engine_evicted_blocks_total", cause=cause, tier="device")
-
-    def _stored_event(self, digest: bytes, parent: bytes | None) -> None:
-        """Grow the last event if this block continues its chain."""
-        last = self._events[-1] if self._events else None
-        if last is not None and last.kind == "stored" and last.digests[-1] == parent:
-            last.digests.append(digest)
-        else:
-            self._events.append(_Growing("stored", [digest], parent))
-
-    def _removed_event(self, digest: bytes, cause: str) -> None:
-        last = self._events[-1] if self._events else None
-        if last is not None and last.kind == "removed" and last.cause == cause:
-            last.digests.append(digest)
-        else:
-            self._events.append(_Growing("removed", [digest], cause=cause))
-
-
-def _extend(runs: list[Miss], reason: MissReason, index: int, tokens: int) -> None:
-    """Run-length code: grow the last run or begin a new one at block ``index``."""
-    if runs and runs[-1].reason == reason:
-        last = runs[-1]
-        runs[-1] = Miss(reason, last.first_block, last.blocks + 1, last.tokens + tokens)
-    else:
-        runs.append(Miss(reason, index, 1, tokens))

@@ -49,7 +49,8 @@ class SimulatedRunner:
     """Runner over simulated KV memory.
 
     Text depends on the tokens, the sampling and nothing else: batching, chunking, hits, worker and
-    ``seed`` change no token. ``seed``, ``worker`` and the step number key the noise of durations.
+    ``seed`` change no token. ``seed``, ``worker`` and the step number key the noise of durations. Prompts
+    may hold any id below ``vocabulary``; only ids below ``drawn`` are drawn.
     Set ``witness`` (request id -> all its tokens) to check every read against the reader's own tokens
     too; without it a read is checked to be *one* prefix of consecutive tokens, wholly written earlier.
 
@@ -63,13 +64,15 @@ class SimulatedRunner:
         cost: CostModel,
         seed: int = 0,
         worker: int = 0,
-        vocabulary: int = 4096,
+        vocabulary: int = 1 << 31,
+        drawn: int = 4096,
         max_positions: int = 1 << 20,
     ) -> None:
         self.cost = cost
         self.seed = seed
         self.worker = worker
         self.vocabulary = vocabulary
+        self.drawn = drawn
         self.max_positions = max_positions
         self.eos_ids: frozenset[int] = frozenset()
         self.witness: Callable[[int], Tokens[int] | None] | None = None
@@ -161,7 +164,7 @@ class SimulatedRunner:
             return None
         if row.sampling.temperature > 0:
             state ^= _mix(_mix(row.sampling.seed & _MASK) + row.draw)
-        return _mix(state) % self.vocabulary
+        return _mix(state) % self.drawn
 
     def _duration(self, plan: StepPlan) -> float:
         seconds = sum(step_terms(self.cost, plan))

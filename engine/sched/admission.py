@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from engine.config import AdmissionConfig, ClassConfig
 from engine.kv.blocks import blocks_for
+from engine.request import Request
 
 
 class GateRefused(Exception):
@@ -85,6 +86,20 @@ def _needs(tokens: int, usable: int, block_size: int) -> str:
     return (
         f"{tokens} tokens need {blocks_for(tokens, block_size)} blocks of {block_size}, {usable} are usable"
     )
+
+
+def unservable(
+    request: Request, max_model_len: int, usable_blocks: int, block_size: int, vocabulary: int
+) -> str | None:
+    """Why a worker could not serve this request even alone; None is what the gate guarantees."""
+    total = len(request.tokens) + request.out_max
+    if not request.tokens or request.out_max < 1:
+        return f"a prompt of {len(request.tokens)} tokens and {request.out_max} to generate is no request"
+    if total > max_model_len:
+        return f"{_needs(total, usable_blocks, block_size)}, the context is {max_model_len}"
+    if max(request.tokens) >= vocabulary:
+        return f"token id {max(request.tokens)} is outside the vocabulary of {vocabulary}"
+    return None
 
 
 @dataclass(frozen=True, slots=True)

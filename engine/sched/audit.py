@@ -37,7 +37,7 @@ def audit(scheduler: Scheduler, taken: int, ended: int, handed_back: int) -> dic
         "submitted": taken,
         "terminal": ended,
         "handed_back": handed_back,
-        "history_complete": scheduler.cache.complete,
+        "history_complete": scheduler.cache.history.complete,
         "violations": violations,
     }
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.config import EngineConfig
-from engine.kv.blocks import EVICTIONS
+from engine.kv.eviction import EVICTIONS
 from engine.sched.admission import ADMISSIONS
 
 CONTROLS: Mapping[str, tuple[str, ...]] = {

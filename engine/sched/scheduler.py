@@ -298,7 +298,7 @@ class Scheduler:
         truth.computed = sequence.prompt - truth.hit_device
         truth.misses = self.cache.explain(request.root, sequence.digests, request.tokens, match)
         never = any(miss.reason is MissReason.NEVER_COMPUTED for miss in truth.misses)
-        truth.misses_complete = self.cache.complete or not never
+        truth.misses_complete = self.cache.history.complete or not never
         if self.config.cache.enabled:
             self.meter.inc("headrace_engine_prefix_query_tokens_total", sequence.prompt)
             self.meter.inc("headrace_engine_prefix_hit_tokens_total", truth.hit_device)

@@ -8,8 +8,9 @@ from enum import Enum, auto
 from hashlib import blake2b
 
 from engine.kv.blocks import block_digests, blocks_for, token_bytes
-from engine.kv.prefix_cache import CONTENT_ROOT
+from engine.kv.miss_history import CONTENT_ROOT
 from engine.request import Phase, Request, Tokens, WorkerTruth
+from engine.runner.base import Row
 
 
 class State(Enum):
@@ -140,3 +141,15 @@ class Sequence:
             parent = known[-1] if known else CONTENT_ROOT
             known.append(blake2b(parent + self.block(len(known)), digest_size=16).digest())
         return known[index]
+
+    def row(self, tokens: int) -> Row:
+        """Its share of a step: the next ``tokens`` positions."""
+        return Row(
+            id=self.id,
+            start=self.computed,
+            tokens=self.tokens[self.computed : self.computed + tokens],
+            table=self.frozen_table,
+            samples=tokens == self.left,
+            sampling=self.request.sampling,
+            draw=self.generated,
+        )

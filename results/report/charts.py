@@ -128,7 +128,7 @@ class Chart:
         round_ = f' rx="{number(radius)}"' if radius else ""
         self.add(f'<rect x="{number(x)}" y="{number(y)}" {size}{round_} class="{style}"/>')
 
-    def dot(self, at: Point, style: str, radius: float = 2.4, tip: str = "") -> None:
+    def dot(self, at: Point, style: str, radius: float = 2.8, tip: str = "") -> None:
         inside = f"<title>{escape(tip)}</title>" if tip else ""
         head = f'<circle cx="{number(at[0])}" cy="{number(at[1])}" r="{number(radius)}" class="{style}"'
         self.add(f"{head}>{inside}</circle>" if inside else f"{head}/>")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -18,7 +19,7 @@ METRICS = ("ttft_sched", "itl", "tpot", "e2e_sched")
 GROUPS = ("ok", "rejected", "expired", "failed", "cancelled", "excluded")
 
 
-def render(data: RunData, summary: dict[str, Any]) -> str:
+def render(data: RunData, summary: Mapping[str, Any]) -> str:
     """The whole page of a judged run."""
     folder = files("results.report")
     css = folder.joinpath("page.css").read_text()
@@ -32,7 +33,7 @@ def render(data: RunData, summary: dict[str, Any]) -> str:
     )
 
 
-def _pictures(data: RunData, view: View, summary: dict[str, Any]) -> dict[str, Any]:
+def _pictures(data: RunData, view: View, summary: Mapping[str, Any]) -> dict[str, Any]:
     palette = timelines.Palette(view)
     rollup = summary["attribution"]
     drawn = {
@@ -52,7 +53,7 @@ def _pictures(data: RunData, view: View, summary: dict[str, Any]) -> dict[str, A
     }
 
 
-def _texts(data: RunData, summary: dict[str, Any]) -> dict[str, Any]:
+def _texts(data: RunData, summary: Mapping[str, Any]) -> dict[str, Any]:
     tones = {"good": "is-good", "bad": "is-bad", "warn": "is-warn"}
     return {
         "facts": _facts(data, summary),
@@ -72,7 +73,7 @@ def _texts(data: RunData, summary: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _facts(data: RunData, summary: dict[str, Any]) -> list[tuple[str, str]]:
+def _facts(data: RunData, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     window = (summary["window"]["b"] - summary["window"]["a"]) * 1e-9
     facts = [
         ("time", "virtual" if summary["virtual"] else "live"),
@@ -87,10 +88,8 @@ def _facts(data: RunData, summary: dict[str, Any]) -> list[tuple[str, str]]:
     return facts
 
 
-def _classes(summary: dict[str, Any]) -> list[dict[str, Any]]:
-    blocks = (
-        {**summary["classes"], "all": summary["all"]} if len(summary["classes"]) > 1 else summary["classes"]
-    )
+def _classes(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    blocks = words.by_rank(summary, total=True)
     rows = []
     for name, block in blocks.items():
         cells = [f"{block['planned']:,}", *(f"{block['groups'][group]:,}" for group in GROUPS)]
@@ -100,9 +99,9 @@ def _classes(summary: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def _latencies(summary: dict[str, Any]) -> list[dict[str, Any]]:
+def _latencies(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows = []
-    for name, block in summary["classes"].items():
+    for name, block in words.by_rank(summary).items():
         for metric in METRICS:
             table = block["metrics"][metric]
             if not table["n"]:
@@ -120,10 +119,10 @@ def _interval(table: dict[str, Any], statistic: str) -> str:
     return " .. ".join("…" if b is None else words.duration(b) for b in bounds)
 
 
-def _all_attempts(summary: dict[str, Any]) -> str:
+def _all_attempts(summary: Mapping[str, Any]) -> str:
     """e2e p90 and p99 of each class; an infinite one as ``> B``."""
     parts = []
-    for name, block in summary["classes"].items():
+    for name, block in words.by_rank(summary).items():
         table = block["all_attempts"]["e2e_sched"]
         shown = [f"{q} {_or_beyond(table, q)}" for q in ("p50", "p90") if table["n"]]
         if shown:
@@ -138,7 +137,7 @@ def _or_beyond(table: dict[str, Any], q: str) -> str:
     return f"> {words.duration(bound)}" if bound is not None else words.NOTHING
 
 
-def _faults(summary: dict[str, Any]) -> list[dict[str, Any]]:
+def _faults(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     during = {s["by"]["during"]: s for s in summary["slices"] if "during" in s["by"]}
     rows = []
     for fault in summary["faults"]:
@@ -169,13 +168,13 @@ def _after(fault: dict[str, Any], key: str) -> str:
     return seconds((fault[key] - fault["injected"]) * 1e-9)
 
 
-def _top(summary: dict[str, Any]) -> list[dict[str, Any]]:
+def _top(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     rollup = summary["attribution"] or {}
     return [
         {
             "outcome": row["outcome"],
             "subtype": row["subtype"],
-            "component": "the whole prompt" if row["component"] == "none" else row["component"],
+            "component": words.NOTHING if row["component"] == "none" else row["component"],
             "first": words.first_divergence(row),
             "requests": row["requests"],
             "tokens": f"{row['missed']:,}",
@@ -184,7 +183,7 @@ def _top(summary: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _engine(summary: dict[str, Any]) -> list[tuple[str, str]]:
+def _engine(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     block = summary.get("engine")
     if block is None:
         return []

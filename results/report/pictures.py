@@ -17,7 +17,8 @@ def distribution(view: View, metric: str, palette: Palette, words: str) -> str |
         f"Distribution of {metric}",
         f"Share of {words} at or below each duration, by class; dashed lines are SLO bounds.",
         width=530,
-        height=290,
+        height=298,
+        top=34,
     )
     samples = {n: view.distribution(metric, view.in_window & view.of_class(n)) for n in palette.names}
     samples = {n: d for n, d in samples.items() if d.n}
@@ -31,7 +32,10 @@ def distribution(view: View, metric: str, palette: Palette, words: str) -> str |
     for name, bound in bounds.items():
         if name in samples and x.low <= bound <= x.high:
             chart.line((x(bound), chart.y0), (x(bound), chart.y1), f"slo {palette[name]}")
-            chart.text(x(bound) - 5, chart.y0 - 8, f"{name} SLO", "end", f"tick {palette[name]}")
+            words_at = min(max(x(bound), chart.x0 + 70), chart.x1 - 40)
+            chart.text(
+                words_at, chart.y1 - 7, f"{name} SLO {seconds(bound)}", "middle", f"tick {palette[name]}"
+            )
     for name, found in samples.items():
         _ecdf(chart, found, x, y, palette[name])
     return chart.svg()

@@ -25,8 +25,7 @@ class Palette:
     """A colour class for every class of requests, in the order of their ranks."""
 
     def __init__(self, view: View) -> None:
-        goals = view.judging.classes
-        names = sorted(view.by_class(), key=lambda n: (goals[n].rank if n in goals else 99, n))
+        names = sorted(view.by_class(), key=lambda n: (view.judging.rank(n), n))
         self.names = names
         self._at = {name: f"c{i % COLOURS}" for i, name in enumerate(names)}
 
@@ -42,17 +41,17 @@ def _span(view: View) -> tuple[float, float]:
     return min(float(first), a) / SECOND, min(float(last), b + (b - a) * 0.5) / SECOND
 
 
-def _time_axis(chart: Chart, view: View, grid: bool = True) -> Scale:
+def _time_axis(chart: Chart, view: View, label_y: float | None = None) -> Scale:
+    """The axis, with what lies outside the window greyed (and named, at ``label_y``)."""
     low, high = _span(view)
     x = Scale(low, high, chart.x0, chart.x1)
     a, b = (t / SECOND for t in view.judging.window)
     for edge, end, words in ((low, a, "warm-up"), (b, high, "after the window")):
         if end - edge > 0.002 * (high - low):
             chart.box((x(edge), chart.y0), (x(end), chart.y1), "outside")
-            if x(end) - x(edge) > len(words) * 6.2:
-                chart.text((x(edge) + x(end)) / 2, chart.y0 - 6, words, "middle", "tick faint")
-    if grid:
-        chart.x_axis(x, [(t, f"{t:g}") for t in x.ticks(10)], "time since start, s")
+            if label_y is not None and x(end) - x(edge) > len(words) * 6.2:
+                chart.text((x(edge) + x(end)) / 2, label_y, words, "middle", "tick faint")
+    chart.x_axis(x, [(t, f"{t:g}") for t in x.ticks(10)], "time since start, s")
     return x
 
 
@@ -94,9 +93,9 @@ def ttft_over_time(view: View, faults: list[dict[str, object]], palette: Palette
         "Time to first token over time",
         "One point per request at its due time; crosses in the top band had no first token.",
         height=350,
-        top=58,
+        top=44,
     )
-    x = _time_axis(chart, view)
+    x = _time_axis(chart, view, chart.y0 - 6)
     data = view.data.assign(ttft_s=METRICS["ttft_sched"].per_request(view.data))  # type: ignore[misc]
     answered = _thinned(data[data["ttft_s"].notna() & view.marks.completed])
     band = 22.0
@@ -152,9 +151,9 @@ def rates_over_time(view: View, faults: list[dict[str, object]]) -> str:
         "Offered, completed and good requests per second",
         "Requests per second in equal bins: sent, completed, and completed within all objectives.",
         height=250,
-        top=34,
+        top=40,
     )
-    x = _time_axis(chart, view)
+    x = _time_axis(chart, view, chart.y1 + 14)
     width = next((w for w in (0.5, 1, 2, 5, 10, 30, 60, 300) if (x.high - x.low) / w <= 80), 600)
     edges = np.arange(x.low, x.high + width, width)
     everything = ((int(x.low * SECOND) - 1, int(x.high * SECOND) + 1),)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from results.gates import GateError, parse_gate
@@ -23,6 +24,16 @@ TONES = {
     "inconclusive": "warn",
     "error": "bad",
 }
+
+
+def by_rank(summary: Mapping[str, Any], total: bool = False) -> dict[str, dict[str, Any]]:
+    """The classes in the order of their ranks; ``total`` adds all of them together, where several are."""
+    blocks: dict[str, dict[str, Any]] = dict(
+        sorted(summary["classes"].items(), key=lambda item: (item[1]["rank"], item[0]))
+    )
+    if total and len(blocks) > 1:
+        blocks["all"] = summary["all"]
+    return blocks
 
 
 def percent(value: float | None) -> str:
@@ -71,7 +82,7 @@ def kind_of_gate(text: str, classes: list[str]) -> Kind:
         return Kind.COUNT
 
 
-def gate_rows(summary: dict[str, Any]) -> list[dict[str, str]]:
+def gate_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     """The gates as text, ready for any table."""
     rows = []
     for gate in summary["gates"]:
@@ -92,7 +103,7 @@ def gate_rows(summary: dict[str, Any]) -> list[dict[str, str]]:
     return rows
 
 
-def health_rows(summary: dict[str, Any]) -> list[dict[str, str]]:
+def health_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     """H1..H12 as text."""
     rows = []
     for rule in MEANING:
@@ -119,7 +130,7 @@ def health_rows(summary: dict[str, Any]) -> list[dict[str, str]]:
     return rows
 
 
-def client_words(summary: dict[str, Any]) -> str:
+def client_words(summary: Mapping[str, Any]) -> str:
     """One line on what the client's verdict rests on."""
     client = summary["client"]
     rows = client["rows"].values()
@@ -141,7 +152,7 @@ def first_divergence(row: dict[str, Any]) -> str:
     return f"first differing token: {where}, {found['token_index']} of the prompt"
 
 
-def cache_words(summary: dict[str, Any]) -> str:
+def cache_words(summary: Mapping[str, Any]) -> str:
     """Hits and contract in one line."""
     cache = summary["cache"]
     hit = cache["hits"]["hit_token_weighted"]
@@ -152,7 +163,7 @@ def cache_words(summary: dict[str, Any]) -> str:
     return "; ".join(words) + "."
 
 
-def invariant_words(summary: dict[str, Any]) -> str:
+def invariant_words(summary: Mapping[str, Any]) -> str:
     found = summary["invariants"]
     if found["checked"] is None:
         return "No invariants were checked."

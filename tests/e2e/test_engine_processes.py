@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import httpx
 import openai
 import pytest
 
-from engine.config import ClassConfig, CostModel, EngineConfig, MemoryConfig
+from engine.config import AdmissionConfig, ClassConfig, CostModel, EngineConfig, MemoryConfig
 from engine.config_io import write_config
 from engine.fleet.supervisor import ProcessPool
 from engine.messages import FromWorker, Heartbeat, Hello, Submit, TokensOut
@@ -70,7 +71,10 @@ def start(folder: Path, config: EngineConfig) -> Engine:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     assert process.stdout is not None
     line = process.stdout.readline()
-    assert line, (folder / "log").read_text()
+    if not line:
+        process.stdout.close()
+        process.wait(20)
+        raise AssertionError((folder / "log").read_text())
     where = json.loads(line)
     assert where["pid"] == process.pid
     token = (folder / "token").read_text().strip()
@@ -289,7 +293,7 @@ def test_sigterm_lets_streams_end(tmp_path):
     """Not ready at once, the stream that runs completes, exit code 0, no process left (E53)."""
     engine = start(tmp_path, dataclasses.replace(CONFIG, workers=1))
     pids = [worker["pid"] for worker in engine.workers()]
-    body = {"model": "simulated", "prompt": LONG, "max_tokens": 60, "stream": True, "ignore_eos": True}
+    body = {"model": "simulated", "prompt": LONG, "max_tokens": 400, "stream": True, "ignore_eos": True}
     with engine.public.stream("POST", "/v1/completions", json=body) as response:
         lines = response.iter_lines()
         next(lines)
@@ -312,11 +316,14 @@ def test_workers_end_with_the_engine(tmp_path):
     engine.process.kill()
     assert stop(engine) == -signal.SIGKILL
     until(lambda: gone(pids), 2)
+    assert stop(start(tmp_path, dataclasses.replace(CONFIG, workers=1))) == 0
+    folders = Path(tempfile.gettempdir()).glob(f"headrace-{engine.process.pid}-*")
+    assert not list(folders), "the next engine clears away what a killed one left"
 
 
 def test_an_engine_that_cannot_start_says_why(tmp_path):
     """A worker that fails its warm-up ends the start with the tail of its log, exit code 1."""
-    config = dataclasses.replace(CONFIG, workers=1, memory=MemoryConfig(kv_blocks=0))
+    config = dataclasses.replace(CONFIG, workers=1, admission=AdmissionConfig(policy="whim"))
     write_config(tmp_path / "engine.json", config)
     result = subprocess.run(
         [sys.executable, "-m", "engine", "--config", str(tmp_path / "engine.json")],
@@ -328,6 +335,7 @@ def test_an_engine_that_cannot_start_says_why(tmp_path):
     assert result.returncode == 1
     assert result.stdout == ""
     assert "worker 0 keeps ending" in result.stderr
+    assert "whim" in result.stderr
 
 
 def test_heartbeats_go_on_while_a_step_runs():

@@ -288,6 +288,7 @@ def test_stop_accounts_for_every_shot() -> None:
         ([(0, b": keep-alive\n\n"), (2 * S, b": keep-alive\n\n")], "first_token", 3 * S),
         ([(0, token("a")), (S, b": keep-alive\n\n")], "between_tokens", 2 * S),
         ([(k * S, token("a")) for k in range(9)], "total", 6 * S),
+        ([(0, b": hello\n\n"), (500 * MS, token("a"))], "between_tokens", 2 * S + 500 * MS),
     ],
 )
 def test_each_limit_ends_a_silent_request(steps: list[Step], limit: str, at: int) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from loadgen.accounts import unaccounted
 from loadgen.arrivals import Constant, Poisson
 from loadgen.demand import demand
 from loadgen.plan import Load, Phases, Plan, PlannedCancel
@@ -142,6 +143,14 @@ def test_demand_counts_what_a_perfect_cache_would_save() -> None:
     assert found.decode_tokens_s == 40
     assert found.kv_tokens_mean == 0.5 * (110 + 10) + 0.5 * (140 + 10)
     assert demand(Plan.make([load], phases, 1))["c"].kv_tokens_mean is None
+
+
+def test_shots_that_a_dead_process_left_behind_are_unknown() -> None:
+    """Every planned shot has a record, also if its process was killed (C23)."""
+    one = plan()
+    records = unaccounted(one, {0, 2}, "m", "load process 0 was killed")
+    assert [r.id for r in records] == [s.id for s in one.shots if s.id not in (0, 2)]
+    assert {(r.outcome.value, r.error) for r in records} == {("unknown", "load process 0 was killed")}
 
 
 def test_the_table_of_workloads_names_those_of_the_scenario_schema() -> None:

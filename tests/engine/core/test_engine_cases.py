@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
+from itertools import pairwise
 from math import ceil
 
 import pytest
@@ -83,7 +84,7 @@ class TestC1LargerThanThePool:
         b = bench(blocks=4, policy=policy)
         big = b.submit(40, 4)
         small = b.submit(4, 4)
-        assert "11 blocks of 4; 4 are usable" in b.done[big].error
+        assert "11 blocks of 4, 4 are usable" in b.done[big].error
         b.run()
         assert b.done[small].reason is Finish.LENGTH
         assert big not in b.steps_of
@@ -363,7 +364,7 @@ class TestC12Starvation:
             b.step()
         b.run()
         steps = b.steps_of[first]
-        assert max(after - before for before, after in zip(steps, steps[1:], strict=False)) <= 2
+        assert max(after - before for before, after in pairwise(steps)) <= 2
         b.drained()
 
     def test_prefill_against_decoders(self, bench):
@@ -380,7 +381,7 @@ class TestC12Starvation:
         assert len(b.steps_of[long]) <= ceil(1000 / 16)
         for id in decoders:
             steps = b.steps_of[id]
-            assert max(after - before for before, after in zip(steps, steps[1:], strict=False)) <= 3
+            assert max(after - before for before, after in pairwise(steps)) <= 3
         assert admitted
         b.run()
         b.drained()

@@ -156,7 +156,7 @@ def test_first_hit_tokens_and_misses_sum_to_the_prompt(bench, tokens):
 def test_overflow_marks_the_truth_incomplete(bench, tokens):
     """Once the bounded history has forgotten a loss, never_computed is marked as uncertain."""
     b = bench(blocks=8)
-    b.worker.cache._history = 3
+    b.worker.cache.history.bound = 3
     assert b.serve(tokens(20), 1).truth.misses_complete
     for seed in range(3, 8):
         b.serve(tokens(28, seed=seed), 1)

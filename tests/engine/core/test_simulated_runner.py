@@ -42,7 +42,8 @@ def test_chunks_do_not_change_the_text():
 def test_text_depends_on_all_tokens_and_their_order():
     """Other tokens, or the same in another order, draw another token (with these values)."""
     drawn = {
-        runner().execute(plan(row(tokens, [3]))).tokens for tokens in ([1, 2, 3], [3, 2, 1], [1, 2, 4], [1, 2])
+        runner().execute(plan(row(tokens, [3]))).tokens
+        for tokens in ([1, 2, 3], [3, 2, 1], [1, 2, 4], [1, 2])
     }
     assert len(drawn) == 4
 

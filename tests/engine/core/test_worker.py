@@ -189,7 +189,13 @@ class TestHolds:
 
     @pytest.mark.parametrize(
         ("phase", "computed", "generated"),
-        [("admitted", 0, 0), ("prefill:1", 8, 0), ("prefill:2", 16, 0), ("decode:1", 16, 0), ("decode:3", 21, 2)],
+        [
+            ("admitted", 0, 0),
+            ("prefill:1", 8, 0),
+            ("prefill:2", 16, 0),
+            ("decode:1", 16, 0),
+            ("decode:3", 21, 2),
+        ],
     )
     def test_pauses_exactly_there(self, bench, phase, computed, generated):
         """Nothing is computed beyond the phase; a release lets it go on to its end."""
@@ -468,9 +474,7 @@ def test_hello_heartbeat_and_gauges(bench, tokens):
     b.begin()
     beat = b.worker.heartbeat(b.now + SECOND)
     assert (beat.state, beat.step, beat.step_started) == ("ready", 3, b.now)
-    assert beat.load == m.Load(
-        running=1, waiting=0, prefill_tokens=1, decode_blocks=3, free_blocks=13, ack=2
-    )
+    assert beat.load == m.Load(running=1, waiting=0, prefill_tokens=1, decode_blocks=3, free_blocks=13, ack=2)
     assert beat.metrics["headrace_engine_step_age_seconds"] == [[[], 1.0]]
     blocks = {labels[0]: value for labels, value in beat.metrics["headrace_engine_kv_blocks"]}
     assert blocks == {"used": 3, "cached": 0, "empty": 13, "fenced": 0}

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from engine import messages as m
 from engine.request import Finish
@@ -109,8 +115,11 @@ class Life(RuleBasedStateMachine):
 
     @rule(
         change=st.sampled_from(
-            [{"prefill_chunk": 3}, {"max_running": 2}, {"max_running": 8}, {"ttl": None}, {"ttl": 0.2}]
-            + [{"prefix_cache": False}, {"prefix_cache": True}, {"eviction": "lru"}, {"kv_headroom": 0.1}]
+            [
+                *({"prefill_chunk": 3}, {"max_running": 2}, {"max_running": 8}, {"kv_headroom": 0.1}),
+                *({"ttl": None}, {"ttl": 0.2}, {"eviction": "lru"}),
+                *({"prefix_cache": False}, {"prefix_cache": True}),
+            ]
         )
     )
     def configure(self, change):

@@ -33,7 +33,7 @@ def removed(epoch: int, seq: int, digests: Sequence[bytes]) -> KvEvents:
     return KvEvents(epoch, seq, (KvEvent("removed", tuple(digests), cause="capacity"),))
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_a_run_equals_a_linear_walk_whatever_was_stored_and_removed(data: st.DataObject) -> None:
     """Holes, forks, two workers, any order of events: bisection finds what walking would (F33)."""

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.config import CostModel, QueueConfig
@@ -17,8 +17,8 @@ S = 1_000_000_000
 
 
 def entry(id: int, **fields: Any) -> Waiting:
-    values = dict(class_="c", rank=0, arrived=0, deadline=None, prompt=80, uncached=80, output=16.0)
-    return Waiting(id=id, **(values | fields))
+    values = {"class_": "c", "rank": 0, "arrived": 0, "deadline": None, "prompt": 80, "uncached": 80}
+    return Waiting(id=id, **(values | {"output": 16.0} | fields))
 
 
 def queue(order: str = "fcfs", **bounds: int) -> Queue:
@@ -51,6 +51,7 @@ def test_priority_serves_by_rank_and_lifts_who_waits_long() -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_every_order_equals_a_full_sort(order: str, data: st.DataObject) -> None:
     """The lanes give at any time what sorting everything by the key would give."""

@@ -15,7 +15,7 @@ TEN_AND_A_HALF = 10 * 16 + 8
 
 def switch(overlap: Overlap, decode: bool = False, setting: Setting = SETTING) -> float:
     """The backlog of the holder, in blocks, at which the request turns to the idle worker."""
-    for quarter in range(0, 4 * 30 + 1):
+    for quarter in range(4 * 30 + 1):
         backlog = quarter / 4
         holder = Candidate(
             0,
@@ -147,7 +147,9 @@ def test_load_only_ignores_what_is_cached() -> None:
 def test_round_robin_takes_turns_over_who_is_there() -> None:
     """The next by number after the last chosen, wrapping round; a waiting request keeps its turn."""
     fleet = [Candidate(2), Candidate(0), Candidate(3)]
-    turns = [ROUTINGS["round_robin"](Query(1, 10), fleet, Setting(last=last)).worker for last in (None, 0, 2, 3)]
+    turns = [
+        ROUTINGS["round_robin"](Query(1, 10), fleet, Setting(last=last)).worker for last in (None, 0, 2, 3)
+    ]
     assert turns == [0, 2, 3, 0]
     assert ROUTINGS["round_robin"](Query(1, 10, waits_for=3), fleet, Setting(last=0)).worker == 3
 

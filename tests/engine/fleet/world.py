@@ -1,4 +1,4 @@
-"""What the fleet's tests share: prompts, a gateway with workers that say what they are told, a virtual fleet."""
+"""What the fleet's tests share: prompts, a gateway whose workers are the test, a virtual fleet."""
 
 from __future__ import annotations
 

@@ -1,0 +1,72 @@
+"""``bench serve``: the built-in engine alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from engine.__main__ import run, serve
+from engine.config import EngineConfig
+from engine.fleet.supervisor import WorkersFailed
+from engine.model import ModelError
+from headrace import console
+from headrace.errors import TargetFailed, UsageFailed
+from headrace.prepare import load_scenario
+from scenarios.parts import engine_config
+from scenarios.schema import EngineTarget
+
+
+def serve_engine(
+    config: Path | None,
+    model: str | None,
+    workers: int | None,
+    port: int,
+    admin_port: int | None,
+    overrides: Sequence[str],
+) -> int:
+    """Serve until SIGTERM or Ctrl-C, then drain; returns the exit code.
+
+    Raises UsageFailed for a wrong file, model or port, TargetFailed if a worker cannot start.
+    """
+    engine = _engine(config, model, workers, overrides)
+    token = None if admin_port is None else _token_file()
+    console.hint(f"starting {engine.workers} worker(s) with {engine.model} ...")
+
+    def ready(where: dict[str, Any]) -> None:
+        console.hint(f"ready on {where['url']}  (Ctrl-C drains and ends)")
+        if where["admin_url"] is not None:
+            console.hint(f"admin door on {where['admin_url']}, token in {token}")
+
+    try:
+        return run(serve(engine, "127.0.0.1", port, admin_port, token, ready))
+    except ModelError as error:
+        raise UsageFailed(str(error)) from error
+    except (OSError, PermissionError) as error:
+        raise UsageFailed(f"{error}", "Choose another --port, or end what listens there.") from error
+    except WorkersFailed as error:
+        raise TargetFailed(str(error)) from error
+
+
+def _engine(
+    config: Path | None, model: str | None, workers: int | None, overrides: Sequence[str]
+) -> EngineConfig:
+    if config is None:
+        if overrides:
+            raise UsageFailed("--set changes a scenario file: name the file too")
+        engine = EngineConfig()
+    else:
+        scenario = load_scenario(config, overrides)
+        if not isinstance(scenario.target, EngineTarget):
+            raise UsageFailed(f"{config}: its target is a URL; there is no engine to serve")
+        engine = engine_config(scenario)
+    asked = {"model": model, "workers": workers}
+    return replace(engine, **{key: value for key, value in asked.items() if value is not None})  # type: ignore[arg-type]
+
+
+def _token_file() -> Path:
+    folder = platformdirs.user_runtime_path("headrace", ensure_exists=True)
+    return folder / "admin.token"

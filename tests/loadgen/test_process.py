@@ -1,0 +1,151 @@
+"""A load process as it is started by a run: its job, its commands, its records."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadgen.arrivals import Constant
+from loadgen.clock import monotonic
+from loadgen.flight import Timeouts
+from loadgen.job import LoadJob, TargetJob
+from loadgen.observed_io import read_observed
+from loadgen.plan import Load, Phases, Plan
+from loadgen.plan_io import write_plan
+from loadgen.workload import Sessions
+from results.recordfile import read_records
+
+pytestmark = pytest.mark.e2e
+
+ANSWER = (
+    b'data: {"choices":[{"index":0,"delta":{"content":"ok"},"finish_reason":null,"token_ids":[5]}]}\n\n'
+    b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"length"}]}\n\n'
+    b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":1}}\n\ndata: [DONE]\n\n'
+)
+
+
+async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answers each chat with one token and tokenizes a byte a token."""
+    try:
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+            body = json.loads(await reader.readexactly(length))
+            kind, answer = b"text/event-stream", ANSWER
+            if head.startswith(b"POST /tokenize"):
+                tokens = list("".join(m["content"] for m in body["messages"]).encode())
+                kind, answer = b"application/json", json.dumps({"tokens": tokens, "components": []}).encode()
+            writer.write(
+                b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n" % (kind, len(answer))
+            )
+            writer.write(answer)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        writer.transport.abort()
+
+
+def job(tmp_path: Path, url: str) -> LoadJob:
+    load = Load("chat", Constant(10.0), Sessions(2, 12, 4, 1, 0.05))
+    write_plan(Plan.make([load], Phases(window=1.2, drain=2.0), 1), tmp_path / "plan.parquet")
+    options = {"model": "m", "own": True, "token_ids": True}
+    return LoadJob(
+        plan=str(tmp_path / "plan.parquet"),
+        records=str(tmp_path / "records.arrow"),
+        target=TargetJob(url, "openai_chat", options),
+        tag="r",
+        nonce="n",
+        timeouts=Timeouts(total=5.0),
+        observed=str(tmp_path / "observed.arrow"),
+        salt=3,
+    )
+
+
+Talk = Callable[[asyncio.subprocess.Process, list[dict[str, Any]]], Awaitable[None]]
+
+
+async def process(tmp_path: Path, talk: Talk, url: str | None = None) -> tuple[list[dict[str, Any]], int]:
+    """Start the process against a loopback engine; ``talk`` is called once it is ready."""
+    server = await asyncio.start_server(engine, "127.0.0.1", 0)
+    url = url or f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    (tmp_path / "job.json").write_text(json.dumps(job(tmp_path, url).as_dict()))
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "loadgen.process",
+        str(tmp_path / "job.json"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert child.stdout is not None
+    events = []
+    while line := await child.stdout.readline():
+        events.append(json.loads(line))
+        if events[-1]["event"] == "ready":
+            await talk(child, events)
+    code = await child.wait()
+    server.close()
+    return events, code
+
+
+def say(child: asyncio.subprocess.Process, **command: Any) -> None:
+    assert child.stdin is not None
+    child.stdin.write(json.dumps(command).encode() + b"\n")
+
+
+def test_a_load_process_fires_its_plan_and_writes_records_and_observations(tmp_path: Path) -> None:
+    """Ready, told to start, progress, done: with every record, the client signals, and the hashes."""
+
+    async def talk(child: asyncio.subprocess.Process, events: list[dict[str, Any]]) -> None:
+        say(child, start=monotonic() + 300_000_000)
+
+    events, code = asyncio.run(process(tmp_path, talk))
+    assert (code, events[-1]["event"]) == (0, "done"), events
+    done = events[-1]
+    assert (done["interrupted"], done["observe_error"]) == (False, None)
+    assert done["signals"]["littles"]["integral"] == pytest.approx(done["signals"]["littles"]["sum"])
+    assert done["signals"]["loop_lag_p99_ns"] is not None
+    records, complete = read_records(tmp_path / "records.arrow")
+    assert complete
+    assert len(records) == 24
+    assert set(records["outcome"]) <= {"completed", "not_sent"}
+    assert (records["outcome"] == "completed").sum() >= 20
+    observed = read_observed(tmp_path / "observed.arrow")
+    assert len(observed) == (records["outcome"] == "completed").sum()
+    progress = [e for e in events if e["event"] == "progress"]
+    assert progress[-1]["classes"]["chat"]["planned"] == 24
+
+
+@pytest.mark.parametrize("how", ["stop", "eof"])
+def test_a_stopped_load_process_still_accounts_for_every_shot(tmp_path: Path, how: str) -> None:
+    """By command, or because whoever started it is gone."""
+
+    async def talk(child: asyncio.subprocess.Process, events: list[dict[str, Any]]) -> None:
+        say(child, start=monotonic() + 10**11)
+        say(child, cancel=0)
+        if how == "stop":
+            say(child, stop=True)
+        else:
+            assert child.stdin is not None
+            child.stdin.close()
+
+    events, code = asyncio.run(process(tmp_path, talk))
+    assert (code, events[-1]["event"], events[-1]["interrupted"]) == (0, "done", True)
+    records, complete = read_records(tmp_path / "records.arrow")
+    assert complete
+    assert list(records["outcome"]) == ["not_sent"] * 24
+
+
+def test_an_unreachable_target_is_told_as_an_error(tmp_path: Path) -> None:
+    """Nothing is sent; the exit code says error."""
+
+    async def talk(child: asyncio.subprocess.Process, events: list[dict[str, Any]]) -> None: ...
+
+    events, code = asyncio.run(process(tmp_path, talk, "http://127.0.0.1:1"))
+    assert code == 3
+    assert events[-1]["event"] == "error"
+    assert "127.0.0.1" in events[-1]["message"]
