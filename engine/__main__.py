@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -33,10 +33,14 @@ from engine.fleet.health import State
 from engine.fleet.supervisor import ProcessPool, WorkersFailed
 from engine.model import ModelError, identity, load_tokenizer
 from engine.plain import PlainError
+from engine.process import end_with_parent
 
 DRAIN_BUDGET_S = 30.0
 CUT_OFF = 3
 """Exit code when the drain budget, or impatience, ended streams that still ran (ENGINE E53)."""
+
+NICENESS = 2
+"""Behind the load generator, before the workers (FLEET F35)."""
 
 log = logging.getLogger(__name__)
 
@@ -67,11 +71,12 @@ async def serve(
         executor = stack.enter_context(ThreadPoolExecutor(1, "tokenise"))
         stamps = Stamps(time.monotonic_ns, lambda: int(time.time()))
         service = Service(fleet, tokenizer, config, stamps, executor)
-        stack.push_async_callback(fleet.stop)
-        await fleet.start()
         where = {"url": await _listen(stack, Server.of(service), host, port), "admin_url": None}
         if admin_port is not None:
             where["admin_url"] = await _open_admin_door(stack, fleet, host, admin_port, token_file)
+        # Last in, first out: what still streams is ended with an error event before its socket closes.
+        stack.push_async_callback(fleet.stop)
+        await fleet.start()
         if await _ready(fleet, pool, config, signals):
             on_ready({**where, "pid": os.getpid()})
             await signals.stop.wait()
@@ -135,7 +140,7 @@ class _Signals:
             self._loop.remove_signal_handler(number)
 
 
-def run(main: Any) -> int:
+def run(main: Coroutine[Any, Any, int]) -> int:
     """Run ``serve(...)`` to its end, on uvloop where there is one."""
     try:
         import uvloop
@@ -144,8 +149,7 @@ def run(main: Any) -> int:
     else:
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
-        code: int = runner.run(main)
-    return code
+        return runner.run(main)
 
 
 def main() -> int:
@@ -155,7 +159,11 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=0, help="0: a free one")
     parser.add_argument("--admin-port", type=int, help="opens the admin door, on loopback")
     parser.add_argument("--token-file", type=Path, help="the admin door's token; made if it is not there")
+    parser.add_argument("--with-parent", action="store_true", help="end when the parent process ends (Linux)")
     options = parser.parse_args()
+    if options.with_parent:
+        end_with_parent(signal.SIGTERM)
+    os.nice(NICENESS)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if options.admin_port is not None and options.token_file is None:
         parser.error("--admin-port needs --token-file")

@@ -168,10 +168,10 @@ def connect(path: str, worker: int, key: str, purpose: str) -> socket.socket:
     return connection
 
 
-def die_with_parent() -> None:
-    """Let the kernel end this process when its parent ends (Linux); elsewhere the sockets' end does."""
+def end_with_parent(number: signal.Signals) -> None:
+    """Let the kernel signal this process when its parent ends (Linux; elsewhere nothing happens)."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(1, number)  # 1 = PR_SET_PDEATHSIG
 
 
 def build(config: EngineConfig, index: int, epoch: int) -> tuple[Worker, Runner]:
@@ -201,7 +201,7 @@ def main() -> int:
     parser.add_argument("--key", default="", help="tells this incarnation from others to the gateway")
     parser.add_argument("--config", type=Path, required=True)
     options = parser.parse_args()
-    die_with_parent()
+    end_with_parent(signal.SIGKILL)
     os.nice(NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the gateway's to handle
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

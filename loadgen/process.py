@@ -23,7 +23,7 @@ from loadgen.client import Address, Client
 from loadgen.clock import monotonic, sleep_until
 from loadgen.driver import Driver
 from loadgen.feeder import ThreadFeeder
-from loadgen.health import HealthMeter, driver_signals
+from loadgen.health import HealthMeter, driver_signals, freeze_heap
 from loadgen.job import LoadJob
 from loadgen.observe import Kept, keep, new_salt, observe, tokenizer_of
 from loadgen.observed_io import write_observed
@@ -68,6 +68,7 @@ class _LoadProcess:
         listener = loop.create_task(_listen(self._commands))
         try:
             await _warm(client, job)
+            freeze_heap()
             self._emit({"event": "ready"})
             t0 = job.t0_ns if job.t0_ns is not None else await self._told_to_start()
             if t0 is None:

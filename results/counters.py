@@ -44,20 +44,29 @@ def counters(data: RunData, engine: Mapping[str, Any] | None) -> dict[str, dict[
 
 
 def leaked_blocks(audits: list[dict[str, Any]]) -> Estimate:
-    """Blocks that nobody can account for in the last audit, over all workers.
+    """Blocks that nobody can account for in the last audit, over all workers (FLEET I12).
 
-    An audit says ``leaked_blocks`` itself, or for each of its ``workers``.
+    Of a worker's ``blocks`` each is free, fenced or referenced; while nothing runs, only ballast may be
+    referenced. A worker may also say ``leaked_blocks`` itself.
     """
     if not audits:
         return Estimate(None, reason="the target was not audited")
-    last = audits[-1].get("audit", audits[-1])
-    if isinstance(last.get("leaked_blocks"), int):
-        return Estimate(float(last["leaked_blocks"]))
-    workers = [w for w in last.get("workers", []) if isinstance(w, dict)]
-    leaks = [int(w["leaked_blocks"]) for w in workers if "leaked_blocks" in w]
-    if not leaks or len(leaks) < len(workers):
-        return Estimate(None, reason="the last audit does not say leaked_blocks of every worker")
-    return Estimate(float(sum(leaks)))
+    workers = [w for w in audits[-1].get("workers", []) if isinstance(w, dict)]
+    leaks = [_leaked(w) for w in workers]
+    if not leaks or None in leaks:
+        return Estimate(None, reason="not every worker answered the last audit")
+    return Estimate(float(sum(n for n in leaks if n is not None)))
+
+
+def _leaked(worker: Mapping[str, Any]) -> int | None:
+    if "leaked_blocks" in worker:
+        return int(worker["leaked_blocks"])
+    if not {"blocks", "free", "fenced", "referenced"} <= worker.keys():
+        return None
+    nowhere = abs(worker["blocks"] - worker["free"] - worker["fenced"] - worker["referenced"])
+    idle = worker.get("running") == 0
+    kept = worker["referenced"] - worker.get("ballast", 0) if idle else 0
+    return int(nowhere + max(0, kept))
 
 
 def _kv(data: RunData, engine: Mapping[str, Any] | None) -> dict[str, Estimate]:

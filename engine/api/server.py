@@ -18,6 +18,8 @@ from engine.api.exchange import ApiRequest, Headers
 from engine.api.service import Service
 
 READER_STALL_S = 30.0
+KEEPALIVE_S = 3600.0
+"""Idle connections stay open: a client's warm pool must not lose a race with us."""
 MAX_BODY = 64 * 1024 * 1024
 
 log = logging.getLogger(__name__)
@@ -109,7 +111,11 @@ class Server:
         # Without handler_cancellation a handler learns of a closed connection by its next write only.
         # TCP_NODELAY is asyncio's default for every TCP connection.
         self._runner = web.AppRunner(
-            application, handler_cancellation=True, access_log=None, shutdown_timeout=2.0
+            application,
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=2.0,
+            keepalive_timeout=KEEPALIVE_S,
         )
 
     @classmethod

@@ -144,10 +144,7 @@ class Fleet:
         for worker in asked:
             self._audits.pop((worker, number), None)
         audits = {w: answer.result() for w, answer in asked.items() if answer.done()}
-        rows = [
-            {"worker": worker, "answered": worker in audits, **audits.get(worker, {})}
-            for worker in self.gateway.health
-        ]
+        rows = [report.audited(worker, audits.get(worker)) for worker in self.gateway.health]
         return {"invariants": report.invariants(self.gateway, audits), "workers": rows}
 
     async def truth(self, after: int = 0) -> list[TruthRow]:

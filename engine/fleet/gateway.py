@@ -267,6 +267,7 @@ class Gateway:
             self.lives.send(worker, m.Release(held.hold_id))
             return
         point.held, point.held_by, run.held = held, worker, True
+        self.dispatcher.ledger.progress(run.key, len(run.request.tokens))  # admitted: no backlog any more
         if point.worker is None:
             for other in self.health:
                 if other != worker:

@@ -99,6 +99,16 @@ def _worker_state(gateway: Gateway, worker: int, now: int) -> dict[str, Any]:
     }
 
 
+def audited(worker: int, audit: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A worker's row of the audit. Blocks that are still held while it has no request are leaked; while
+    it has some, nobody can say."""
+    if audit is None:
+        return {"worker": worker, "answered": False}
+    idle = not audit["waiting"] and not audit["running"]
+    leaked = {"leaked_blocks": audit["referenced"] + audit["fenced"]} if idle else {}
+    return {"worker": worker, "answered": True, **leaked, **audit}
+
+
 def invariants(gateway: Gateway, audits: Mapping[int, dict[str, Any]]) -> list[dict[str, Any]]:
     """I2, I22 and K9 of the gateway, K1 to K9 of the workers that answered (worker -> its audit)."""
     lives, dispatcher = gateway.lives, gateway.dispatcher

@@ -16,19 +16,17 @@ import signal
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from engine.config import EngineConfig
 from engine.config_io import write_config
-from engine.messages import FromWorker, Hello, ToWorker
-from engine.wire import Frames, WireError, encode
+from engine.fleet.life import Life, Link, OnLost, OnMessage
+from engine.messages import ToWorker
 
 MAX_BACKOFF_S = 30.0
 RESTART_WINDOW_S = 60.0
 STOP_GRACE_S = 3.0
-CUT_OFF_GRACE_S = 1.0
 LOG_TAIL_BYTES = 4000
 _EPOCHS_PER_LIFE = 1 << 20
 """Room for the epochs of one incarnation's clears below those of the next."""
@@ -37,92 +35,9 @@ _PREFIX = "headrace-"
 
 log = logging.getLogger(__name__)
 
-OnMessage = Callable[[int, FromWorker], None]
-OnLost = Callable[[int, str], None]
-
 
 class WorkersFailed(Exception):
     """A worker keeps ending; the message holds the tail of its log."""
-
-
-class _Link(asyncio.Protocol):
-    """One connection of a worker: a line that introduces it, then messages."""
-
-    def __init__(self, pool: ProcessPool) -> None:
-        self._pool = pool
-        self._frames = Frames()
-        self._introduction = bytearray()
-        self._life: _Life | None = None
-        self.transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods only
-
-    def data_received(self, data: bytes) -> None:
-        assert self.transport is not None
-        if self._life is None:
-            self._introduction += data
-            line, newline, data = bytes(self._introduction).partition(b"\n")
-            if not newline:
-                return
-            self._life = self._pool.introduced(line, self)
-            if self._life is None:
-                self.transport.abort()
-                return
-        try:
-            for message in self._frames.feed(data):
-                self._life.heard(message)
-        except WireError as error:
-            self._life.over(str(error))
-            self.transport.abort()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if self._life is not None:
-            self._life.over("connection closed" if error is None else f"connection lost: {error}")
-
-
-class _Life:
-    """One incarnation of one worker, from the start of its process to its loss."""
-
-    def __init__(
-        self, worker: int, process: asyncio.subprocess.Process, on: tuple[OnMessage, OnLost]
-    ) -> None:
-        self.worker = worker
-        self.process = process
-        self.links: dict[str, _Link] = {}
-        self.hello: Hello | None = None
-        self.ended: str | None = None
-        self._on_message, self._on_lost = on
-
-    def heard(self, message: FromWorker) -> None:
-        if self.ended is not None:
-            return
-        if isinstance(message, Hello):
-            self.hello = message
-        self._on_message(self.worker, message)
-
-    def send(self, message: ToWorker) -> None:
-        link = self.links.get("main")
-        if self.ended is None and link is not None and link.transport is not None:
-            link.transport.write(encode(message))
-
-    def over(self, reason: str) -> None:
-        """Lost: tell once, close what is open. A process that lives on without us is killed."""
-        if self.ended is not None:
-            return
-        self.ended = reason
-        asyncio.get_running_loop().call_later(CUT_OFF_GRACE_S, self.signal, signal.SIGKILL)
-        for link in self.links.values():
-            if link.transport is not None:
-                link.transport.abort()
-        self._on_lost(self.worker, reason)
-
-    def signal(self, number: signal.Signals) -> None:
-        if self.process.returncode is None:
-            try:
-                self.process.send_signal(number)
-            except ProcessLookupError:
-                log.debug("worker %d is already gone", self.worker)
 
 
 class ProcessPool:
@@ -132,8 +47,8 @@ class ProcessPool:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._folder = Path()
-        self._lives: dict[int, _Life] = {}
-        self._by_key: dict[str, _Life] = {}
+        self._lives: dict[int, Life] = {}
+        self._by_key: dict[str, Life] = {}
         self._keepers: list[asyncio.Task[None]] = []
         self._server: asyncio.Server | None = None
         self._on: tuple[OnMessage, OnLost] | None = None
@@ -147,7 +62,9 @@ class ProcessPool:
         _clear_away()
         self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))  # mode 0700
         write_config(self._folder / "engine.json", self._config)
-        self._server = await loop.create_unix_server(lambda: _Link(self), str(self._folder / "gateway"))
+        self._server = await loop.create_unix_server(
+            lambda: Link(self.introduced), str(self._folder / "gateway")
+        )
         self._keepers = [loop.create_task(self._keep(worker)) for worker in range(self._config.workers)]
 
     def send(self, worker: int, message: ToWorker) -> None:
@@ -173,12 +90,8 @@ class ProcessPool:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
         lives, self._lives = list(self._lives.values()), {}
-        for life in lives:  # closing its connection ends a worker
-            life.ended = life.ended or "stopped"
-            life.signal(signal.SIGCONT)  # a frozen one could not see it
-            for link in life.links.values():
-                if link.transport is not None:
-                    link.transport.close()
+        for life in lives:
+            life.close()
         await asyncio.gather(*(_reap(life) for life in lives))
         if self._server is not None:
             self._server.close()
@@ -195,7 +108,7 @@ class ProcessPool:
         except FileNotFoundError:
             return ""
 
-    def introduced(self, line: bytes, link: _Link) -> _Life | None:
+    def introduced(self, line: bytes, link: Link) -> Life | None:
         """The life that a new connection belongs to; None if it is nobody we wait for."""
         try:
             said = json.loads(line)
@@ -245,7 +158,7 @@ class ProcessPool:
                 start_new_session=True,
                 env=_environment(self._config),
             )
-        life = self._lives[worker] = self._by_key[key] = _Life(worker, process, self._on)
+        life = self._lives[worker] = self._by_key[key] = Life(worker, process, self._on)
         try:
             code = await process.wait()
         finally:
@@ -260,7 +173,7 @@ class ProcessPool:
         if self.failed is not None and not self.failed.done():
             self.failed.set_result(text)
 
-    def _alive(self, worker: int) -> _Life:
+    def _alive(self, worker: int) -> Life:
         life = self._lives.get(worker)
         if life is None or life.ended is not None:
             raise LookupError(f"worker {worker} has no living process")
@@ -281,8 +194,8 @@ def _clear_away() -> None:
     """Remove the folders of engines that were killed and could not do it themselves."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
         pid = folder.name.removeprefix(_PREFIX).split("-")[0]
-        if pid.isdigit() and folder.stat().st_uid == os.getuid() and not _runs(int(pid)):
-            shutil.rmtree(folder, ignore_errors=True)
+        if pid.isdigit() and not _runs(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)  # somebody else's is not ours to remove, and stays
 
 
 def _runs(pid: int) -> bool:
@@ -290,12 +203,12 @@ def _runs(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:
+    except PermissionError:  # it runs, under another user
         return True
     return True
 
 
-async def _reap(life: _Life) -> None:
+async def _reap(life: Life) -> None:
     try:
         async with asyncio.timeout(STOP_GRACE_S):
             await life.process.wait()

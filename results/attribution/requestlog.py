@@ -186,7 +186,7 @@ class RequestLog:
         for e in reversed(self.holders.get(int(t.sums[aligned - 1]), [])):
             if best >= now or e.seen.ts_start + self.longest_life < best:
                 break  # nothing before it can be later
-            used = e.ready_at(now) or (e.seen.cache_read or 0) >= tokens - floor
+            used = e.ready_at(now) or (e.seen.cache_read or 0) >= max(1, tokens - floor)
             # A request that is only now writing the prefix again has not kept it alive.
             if e is not also and used and e.domain == domain and e.holds(t, tokens):
                 best, known = max((best, known), touch(e, now, clock))

@@ -66,6 +66,7 @@ def _texts(data: RunData, summary: Mapping[str, Any]) -> dict[str, Any]:
         "latencies": _latencies(summary),
         "all_attempts": _all_attempts(summary),
         "faults": _faults(summary),
+        "throughout": [f["id"] for f in data.faults if timelines.lasts_all_along(f, View.of(data))],
         "invariants": words.invariant_words(summary),
         "top": _top(summary),
         "cache_words": words.cache_words(summary),

@@ -29,16 +29,22 @@ def distribution(view: View, metric: str, palette: Palette, words: str) -> str |
     y = Scale(0, 1, chart.y0, chart.y1)
     chart.y_axis(y, [(s, f"{s:.0%}") for s in (0, 0.25, 0.5, 0.75, 0.9, 1)], f"share of {words}")
     chart.x_axis(x, [(t, seconds(t)) for t in x.ticks(5)], f"{metric}, {'log' if x.log else 'linear'} scale")
-    for name, bound in bounds.items():
-        if name in samples and x.low <= bound <= x.high:
-            chart.line((x(bound), chart.y0), (x(bound), chart.y1), f"slo {palette[name]}")
-            words_at = min(max(x(bound), chart.x0 + 70), chart.x1 - 40)
-            chart.text(
-                words_at, chart.y1 - 7, f"{name} SLO {seconds(bound)}", "middle", f"tick {palette[name]}"
-            )
+    _bounds(chart, {n: b for n, b in bounds.items() if n in samples}, x, palette)
     for name, found in samples.items():
         _ecdf(chart, found, x, y, palette[name])
     return chart.svg()
+
+
+def _bounds(chart: Chart, bounds: dict[str, float], x: Scale, palette: Palette) -> None:
+    """SLO bounds as dashed lines; one beyond the axis is only named."""
+    taken = chart.x1 + 12
+    for name, bound in sorted(bounds.items(), key=lambda item: -item[1]):
+        words = f"{name} SLO {seconds(bound)}" + (" →" if bound > x.high else "")
+        if x.low <= bound <= x.high:
+            chart.line((x(bound), chart.y0), (x(bound), chart.y1), f"slo {palette[name]}")
+        end = min(x(min(bound, x.high)) + len(words) * 3.3, taken - 12)
+        chart.text(end, chart.y1 - 7, words, "end", f"tick {palette[name]}")
+        taken = end - len(words) * 6.6
 
 
 def _distribution_scale(chart: Chart, values: list[Values], bounds: list[float]) -> Scale:

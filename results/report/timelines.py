@@ -55,14 +55,12 @@ def _time_axis(chart: Chart, view: View, label_y: float | None = None) -> Scale:
     return x
 
 
-def _shade_faults(
-    chart: Chart, view: View, faults: Iterable[dict[str, object]], x: Scale, named: bool = True
-) -> None:
+def _shade_faults(chart: Chart, view: View, faults: Iterable[dict[str, object]], x: Scale) -> None:
     """Injected to healed in full, on to recovered in a lighter shade, the name above."""
     free_from = -1e9
     for fault in sorted(faults, key=lambda f: view.faults.get(str(f["id"]), (0, 0))):
         span = view.faults.get(str(fault["id"]))
-        if span is None:
+        if span is None or lasts_all_along(fault, view):
             continue
         healed = fault.get("healed")
         end = span[1] if not isinstance(healed, int | float) else min(float(healed), span[1])
@@ -70,11 +68,17 @@ def _shade_faults(
         chart.box((x(a), chart.y0), (x(h), chart.y1), "fault")
         chart.box((x(h), chart.y0), (x(r), chart.y1), "fault light")
         chart.line((x(a), chart.y0), (x(a), chart.y1 - 4), "faultline")
-        if named:
-            words = f"{fault['id']} ({fault['type']})"
-            at = max(x(a) + 2, free_from)
-            chart.text(at, chart.y1 - 7, words, "start", "faultname")
-            free_from = at + len(words) * 6.6 + 10
+        words = f"{fault['id']} ({fault['type']})"
+        at = max(x(a) + 2, free_from)
+        chart.text(at, chart.y1 - 7, words, "start", "faultname")
+        free_from = at + len(words) * 6.6 + 10
+
+
+def lasts_all_along(fault: dict[str, object], view: View) -> bool:
+    """Whether a fault touches single requests throughout, such as cancels: no span worth shading."""
+    span = view.faults.get(str(fault["id"]))
+    a, b = view.judging.window
+    return span is not None and min(span[1], b) - max(span[0], a) > 0.6 * (b - a)
 
 
 def _thinned(rows: pd.DataFrame) -> pd.DataFrame:
@@ -131,11 +135,14 @@ def _slo_lines(chart: Chart, view: View, palette: Palette, y: Scale) -> None:
     for name in palette.names:
         goal = view.judging.classes.get(name)
         bound = goal.slo.get("ttft_sched", goal.slo.get("ttft")) if goal else None
-        if bound is not None and y.low <= bound <= y.high:
+        if bound is None:
+            continue
+        at = min(max(y(bound), chart.y1 + 30), chart.y0)
+        beyond = " ↑" if bound > y.high else ""
+        if y.low <= bound <= y.high:
             chart.line((chart.x0, y(bound)), (chart.x1, y(bound)), f"slo {palette[name]}")
-            chart.text(
-                chart.x1 - 4, y(bound) - 5, f"{name} SLO {seconds(bound)}", "end", f"tick {palette[name]}"
-            )
+        words = f"{name} SLO {seconds(bound)}{beyond}"
+        chart.text(chart.x1 - 4, at - 5, words, "end", f"tick {palette[name]}")
 
 
 def _failed(chart: Chart, data: pd.DataFrame, x: Scale, y: float) -> None:

@@ -208,6 +208,24 @@ def test_a_cancelled_stream_leaves_nothing_behind(engine):
     assert row["cancel_phase"] == "decode"
 
 
+def test_a_request_is_held_at_a_phase_and_released(engine):
+    """A breakpoint stops one request between two tokens, phase-exact, while others run on (E48)."""
+    hold = engine.admin.post("/admin/hold", json={"phase": "decode:3", "request": "paused"}).json()["hold_id"]
+    body = {"model": "simulated", "prompt": "hold me", "max_tokens": 6, "ignore_eos": True}
+    headers = {"X-Request-Id": "paused"}
+    with engine.public.stream(
+        "POST", "/v1/completions", json={**body, "stream": True}, headers=headers
+    ) as response:
+        held = engine.admin.get(f"/admin/hold/{hold}", params={"timeout": "5"}).json()["held"]
+        assert (held["request"], held["phase"]) == ("paused", "decode:3")
+        assert engine.public.post("/v1/completions", json=body).status_code == 200
+        assert not engine.idle()
+        assert engine.admin.post("/admin/release", json={"hold_id": hold}).is_success
+        lines = [line for line in response.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+    assert len(lines) == 6 + 2
+
+
 def test_tokenize_metrics_and_health(engine):
     """The small routes over a real socket."""
     tokens = engine.public.post("/tokenize", json={"prompt": LONG}).json()

@@ -320,3 +320,19 @@ def test_long_prompts_are_tokenised_on_a_thread():
             assert bad.status == 400
 
     asyncio.run(main())
+
+
+def test_draining_refuses_the_new_and_finishes_the_old(bench):
+    """Not ready at once, 503 with Retry-After for generations, the running one goes on (E53)."""
+    running, _ = bench.complete(stream=True)
+    bench.fleet.say("a")
+    assert bench.service.generating == 1
+    bench.service.draining = True
+    refused, _ = bench.complete()
+    assert (refused.status, refused.json["error"]["code"]) == (503, "draining")
+    assert "Retry-After" in refused.headers
+    assert bench.get("/ready").status == 503
+    assert bench.get("/live").status == 200
+    bench.fleet.end(Finish.STOP, 1)
+    assert running.events[-1] == "[DONE]"
+    assert bench.service.generating == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from engine.config import ClassConfig, CostModel, QueueConfig
 from engine.fleet.backend import Rejected
 from engine.request import Finish
+from engine.runner.base import StepPlan, StepResult
+from engine.runner.simulated import SimulatedRunner
 from loadgen.clock import Clock, run_virtual
 from tests.engine.fleet.world import MS, S, VirtualFleet, ask, config
 
@@ -213,6 +216,64 @@ def test_a_hold_makes_a_kill_phase_exact() -> None:
             await world.check_at_rest()
 
     run_virtual(main)
+
+
+def test_a_request_held_at_admission_keeps_nobody_else_waiting() -> None:
+    """It holds its blocks and computes nothing; others are sent to the same worker and run (E48)."""
+
+    async def main(clock: Clock) -> None:
+        async with VirtualFleet(ONE, clock) as world:
+            hold = await world.fleet.hold("admitted", request="c1")
+            _, stream = world.submit(ask(600, 1, client_id="c1"))
+            assert await world.fleet.held(hold, timeout=1.0) is not None
+            _, other = world.submit(ask(600, 2))
+            while not other.ends:
+                await asyncio.sleep(0.1)
+            assert not stream.tokens
+            await world.fleet.release(hold)
+            await world.quiet()
+            assert stream.end.finish is Finish.LENGTH
+            await world.check_at_rest()
+
+    run_virtual(main)
+
+
+def test_a_worker_that_never_answers_does_not_slow_the_other_down() -> None:
+    """Its heartbeats go on and no step ends: it is tripped, the other's p95 stays within 1.2x (C11)."""
+
+    class Stuck(SimulatedRunner):
+        def execute(self, plan: StepPlan) -> StepResult:
+            return dataclasses.replace(super().execute(plan), duration=1e6)
+
+    fast = CostModel(a=0.005, b=1e-5, c=1e-4, d=0.0, e=0.0, g0=0.0, g1=0.0)
+
+    async def main(clock: Clock, stuck: bool) -> tuple[list[float], list[str | None]]:
+        of = config(workers=2 if stuck else 1, cost=fast)
+        async with VirtualFleet(of, clock, runner=lambda w: Stuck if stuck and w == 0 else None) as world:
+            sent, states = [], set()
+            for seed in range(200):
+                sent.append(clock())
+                world.submit(ask(32, seed, max_tokens=4))
+                await asyncio.sleep(0.2)
+                states |= {w["state"] for w in (await world.fleet.state())["workers"] if w["worker"] == 0}
+            await world.quiet()
+            if stuck:
+                assert "ejected" in states, "the breaker is open"
+                reasons = ("load", "overlap", "only", "wait", "retry", "session", "escape")
+                meter, name = world.fleet.meter, "headrace_router_selections_total"
+                assert sum(meter.get(name, worker="0", reason=reason) for reason in reasons) <= 8
+            times = [
+                (s.ended_at or 0) - t
+                for s, t in zip(world.streams, sent, strict=True)
+                if s.end.worker == of.workers - 1
+            ]
+            return sorted(t / 1e9 for t in times if t < 9 * S), [s.end.code for s in world.streams]
+
+    alone, _ = run_virtual(lambda clock: main(clock, False))
+    beside, codes = run_virtual(lambda clock: main(clock, True))
+    assert beside[int(0.95 * len(beside))] <= 1.2 * alone[int(0.95 * len(alone))]
+    assert len(beside) >= 190
+    assert set(codes) == {None}, "what stalled was served by the other"
 
 
 def test_a_cancel_is_recorded_with_its_phase() -> None:

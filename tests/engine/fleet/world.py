@@ -174,12 +174,18 @@ class VirtualFleet:
     """A fleet over workers in this process, in virtual time. ``fleet`` is the thing itself."""
 
     def __init__(
-        self, of: EngineConfig, clock: Callable[[], int], cost: CostModel | None = None, latency: float = 0.0
+        self,
+        of: EngineConfig,
+        clock: Callable[[], int],
+        cost: CostModel | None = None,
+        latency: float = 0.0,
+        runner: Callable[[int], type[SimulatedRunner] | None] = lambda worker: None,
     ) -> None:
+        def make(worker: int) -> SimulatedRunner:
+            return (runner(worker) or SimulatedRunner)(cost or of.cost, of.seed, worker)
+
         self.clock = clock
-        self.pool = InprocPool(
-            of, clock, lambda worker: SimulatedRunner(cost or of.cost, of.seed, worker), latency=latency
-        )
+        self.pool = InprocPool(of, clock, make, latency=latency)
         self.fleet = Fleet(of, self.pool, clock)
         self.streams: list[Listening] = []
 

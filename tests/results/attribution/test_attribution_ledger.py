@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from results.attribution.ledger import Cut, belief
@@ -27,6 +27,7 @@ def cuts(draw: st.DrawFn) -> Cut:
     )
 
 
+@settings(derandomize=True, deadline=None)
 @given(cuts())
 def test_identities(cut: Cut) -> None:
     """The eight buckets sum to P, read + bonus to C, the others to P - C, for any numbers."""
@@ -39,6 +40,7 @@ def test_identities(cut: Cut) -> None:
         assert ledger.changed + ledger.policy + ledger.lost == cut.base - cut.cached
 
 
+@settings(derandomize=True, deadline=None)
 @given(cuts())
 def test_buckets_by_their_definitions(cut: Cut) -> None:
     """Each bucket is what A14 says, bonus being taken from policy, then changed, then new."""
@@ -59,6 +61,7 @@ def test_buckets_by_their_definitions(cut: Cut) -> None:
         assert getattr(ledger, name) == whole - taken
 
 
+@settings(derandomize=True, deadline=None)
 @given(cuts())
 def test_runs_cover_the_prompt(cut: Cut) -> None:
     """The runs follow one another from 0 to P."""

@@ -233,7 +233,7 @@ def _fresh(world: World) -> set[str]:
     return fresh
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32), plants=st.text("rein", max_size=14))
 def test_planted_causes_are_found_exactly(seed: int, plants: str) -> None:
     """Every planted reset is app_reset with its token, nothing else is, and truth agrees with all."""
@@ -241,7 +241,7 @@ def test_planted_causes_are_found_exactly(seed: int, plants: str) -> None:
     _check(world, attribute(world.log, POLICY))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32), turns=st.integers(0, 20))
 def test_clean_replay_has_no_misses(seed: int, turns: int) -> None:
     """Without plants and within the life every request is a hit or cold."""
@@ -257,7 +257,7 @@ def test_twins_are_concurrent() -> None:
     _check(world, verdicts)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32), plants=st.text("reint", max_size=10))
 def test_labels_survive_renamed_sessions_and_log_order(seed: int, plants: str) -> None:
     """A34: other session names and another order of lines change no verdict."""
@@ -269,7 +269,7 @@ def test_labels_survive_renamed_sessions_and_log_order(seed: int, plants: str) -
     assert after == before
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32), plants=st.text("rei", max_size=8))
 def test_unrelated_lineages_do_not_disturb(seed: int, plants: str) -> None:
     """A34: sessions of another tenant between ours change no verdict of ours."""
@@ -282,7 +282,7 @@ def test_unrelated_lineages_do_not_disturb(seed: int, plants: str) -> None:
     assert {name: both[name] for name in ours} == ours
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32), plants=st.text("reint", max_size=10))
 def test_rollup_adds_up(seed: int, plants: str) -> None:
     """The ledger sums to all prompt tokens, and missed tokens by cause to what the misses missed."""
