@@ -16,8 +16,8 @@ from engine.telemetry import Meter
 
 
 class Rotation:
-    """Hears Hello, heartbeats, losses and silence. ``empty`` is called when no worker has been in
-    rotation for ``PATIENCE_NS``."""
+    """Hears Hello, heartbeats, losses and silence. When no worker has been in rotation for
+    ``PATIENCE_NS``, everything that waits is ended."""
 
     def __init__(
         self,

@@ -6,7 +6,8 @@ the reference's token is fed, and the comparison goes on (ENGINE E56).
 
 import itertools
 from array import array
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,7 @@ class Case:
     runner: object
     prompts: dict
     references: dict
+    clock: Iterator[int] = field(default_factory=itertools.count)
 
     def worker(self, chunk: int) -> Worker:
         """A fresh worker over cleared memory."""
@@ -134,9 +136,9 @@ class Case:
                 out_max=GENERATED,
                 sampling=Sampling(ignore_eos=True),
             )
-            worker.receive(Submit(request), now=0)
+            worker.receive(Submit(request), next(self.clock))
         done, generated = {}, {id: [] for id in ids}
-        for now in itertools.count(1):
+        for now in self.clock:
             plan = worker.plan(now)
             assert plan is not None, "the worker has work and plans none"
             worker.commit(plan, forced.execute(plan), now)
