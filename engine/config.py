@@ -17,6 +17,30 @@ Seconds = Annotated[float, "s"]
 Share = Annotated[float, "share"]
 Bytes = Annotated[int, "bytes"]
 
+Admission = Literal["lifetime"]
+Order = Literal["fcfs", "priority"]
+Routing = Literal["cost", "load_only", "round_robin"]
+Eviction = Literal["lru", "ttl"]
+
+POLICIES: Mapping[str, Mapping[str, str]] = {
+    "admission.policy": {"lifetime": "Reserves prompt and whole answer: never preempts for memory (E23)."},
+    "queue.order": {
+        "fcfs": "In order of arrival.",
+        "priority": "By class rank, which improves with waiting (E30).",
+    },
+    "router.policy": {
+        "cost": "Least prefill still to do, cached prefixes credited (FLEET F21).",
+        "load_only": "The same without the credit.",
+        "round_robin": "One worker after the other.",
+    },
+    "cache.eviction": {
+        "lru": "Longest since its last release first.",
+        "ttl": "No promised life first, then least life left.",
+    },
+}
+"""The names that each policy key takes, for people. The code behind them is in ADMISSIONS, ORDERS,
+ROUTINGS and EVICTIONS; a test holds all three lists together."""
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryConfig:
@@ -43,7 +67,7 @@ class SchedulerConfig:
 class AdmissionConfig:
     """Who is let into the pool (ENGINE E22, E23)."""
 
-    policy: str = "lifetime"
+    policy: Admission = "lifetime"
     kv_headroom: Share = 0.01
     over_length: Literal["reject", "clamp"] = "reject"
 
@@ -54,14 +78,14 @@ class QueueConfig:
 
     max_requests: int = 200
     max_tokens: int = 200_000
-    order: str = "fcfs"
+    order: Order = "fcfs"
 
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
     """How a worker is chosen (FLEET F21, F27)."""
 
-    policy: str = "cost"
+    policy: Routing = "cost"
     decode_weight: float = 1.0
     max_dispatched: int = 64
 
@@ -71,7 +95,7 @@ class CacheConfig:
     """The prefix cache: which block goes first, and how long an unused one lives."""
 
     enabled: bool = True
-    eviction: str = "lru"
+    eviction: Eviction = "lru"
     ttl: Seconds | None = None
 
 

@@ -9,7 +9,7 @@ import secrets
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ async def _engine(config: EngineConfig, folder: Path) -> AsyncIterator[LiveSite]
     with tempfile.TemporaryDirectory(prefix="headrace-") as private:
         config_file, token_file = Path(private) / "engine.json", Path(private) / "token"
         write_config(config_file, config)
-        command = ["-m", "engine", "--config", str(config_file), "--admin-port", "0"]
+        command = ["-m", "engine", "--config", str(config_file), "--admin-port", "0", "--with-parent"]
         engine = await Child.start([*command, "--token-file", str(token_file)], log)
         try:
             where = await _until_ready(engine, log)
@@ -130,16 +130,15 @@ async def models_of(url: str, key_env: str | None) -> list[str]:
         return []  # it answers, but lists no models: the first request will show
 
 
-async def target_by_url(url: str) -> UrlTarget:
-    """The target of ``--target``: its first model. Raises TargetFailed, UsageFailed."""
-    try:
-        asked = UrlTarget(url, "")
-    except ValueError as error:
-        raise UsageFailed(f"--target: {error}") from error
-    models = await models_of(url, None)
+def target_override(url: str) -> str:
+    """``--target URL`` as an override of the scenario's target: the first model that it lists.
+
+    Raises TargetFailed if it does not answer, UsageFailed if it lists none.
+    """
+    models = asyncio.run(models_of(url, None))
     if not models:
         raise UsageFailed(f"{url} lists no models: name it in the scenario's `target: {{url:, model:}}`")
-    return replace(asked, model=models[0])
+    return "target=" + json.dumps({"url": url, "model": models[0]})
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ import secrets
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from headrace import prepare
 from headrace.attributing import attribute_run
 from headrace.console import View
 from headrace.errors import UsageFailed
-from headrace.live import live_site, target_by_url
+from headrace.live import live_site, target_override
 from headrace.manifest import manifest
 from headrace.site import LEAD_NS, RECORDS, Load, LoadEnd, LoadOrder, Site
 from headrace.verdict import Outcome, conclude
@@ -60,25 +60,18 @@ def run_scenario(path: Path, options: Options, view: View) -> Outcome:
     """Load the file, run it live or in virtual time, judge it. Raises UsageFailed, TargetFailed."""
     if options.virtual and options.target is not None:
         raise UsageFailed("--virtual and --target exclude each other: a URL has no virtual time")
-    scenario = prepare.load_scenario(path, options.overrides, virtual=options.virtual, seed=options.seed)
+    overrides = options.overrides
+    if options.target is not None:
+        overrides = (*overrides, target_override(options.target))
+    scenario = prepare.load_scenario(path, overrides, virtual=options.virtual, seed=options.seed)
     try:
         if options.virtual:
             data = run_virtual(lambda clock: run(scenario, options, clock, view))
         else:
-            data = _live(scenario, options, view)
+            data = asyncio.run(run(scenario, options, monotonic, view))
     finally:
         view.close()
     return conclude(data)
-
-
-def _live(scenario: Scenario, options: Options, view: View) -> RunData:
-    async def main() -> RunData:
-        asked = scenario
-        if options.target is not None:
-            asked = replace(scenario, target=await target_by_url(options.target))
-        return await run(asked, options, monotonic, view)
-
-    return asyncio.run(main())
 
 
 async def run(scenario: Scenario, options: Options, clock: Clock, view: View) -> RunData:

@@ -12,6 +12,7 @@ from typing import Any, get_args, get_origin
 import yaml
 from pydantic import TypeAdapter
 
+from engine.config import POLICIES
 from scenarios.forms import TABLES, form, is_union, keys, unit_of
 from scenarios.schema import Scenario
 
@@ -25,8 +26,9 @@ def json_schema() -> dict[str, Any]:
 
 
 def tables() -> dict[str, list[dict[str, Any]]]:
-    """Every name that may stand behind ``type:``, by table: its help text, and what its fields take."""
-    return {
+    """Every name that may stand behind ``type:``, by table: its help text, and what its fields take. Then
+    the policies of the built-in engine, by their key in ``target.engine``."""
+    types: dict[str, list[dict[str, Any]]] = {
         _NAMES[protocol.__name__]: [
             {
                 "name": name,
@@ -37,6 +39,11 @@ def tables() -> dict[str, list[dict[str, Any]]]:
         ]
         for protocol, table in TABLES.items()
     }
+    policies: dict[str, list[dict[str, Any]]] = {
+        f"target.engine.{key}": [{"name": name, "doc": doc, "fields": {}} for name, doc in entries.items()]
+        for key, entries in POLICIES.items()
+    }
+    return types | policies
 
 
 def help_of(cls: type[Any]) -> str:

@@ -16,14 +16,11 @@ from engine.model.loader import (
     vocabulary,
     with_kv_blocks,
 )
-from engine.model.pull import MODELS, PullError, pull, pulled
 from engine.model.tokenizer import Tokenizer
 
 __all__ = [
-    "MODELS",
     "Budget",
     "ModelError",
-    "PullError",
     "Tokenizer",
     "budget",
     "identity",
@@ -31,8 +28,6 @@ __all__ = [
     "load_runner",
     "load_tokenizer",
     "max_positions",
-    "pull",
-    "pulled",
     "resolve",
     "vocabulary",
     "with_kv_blocks",

@@ -209,12 +209,15 @@ def kv_over_time(view: View, scrapes: pd.DataFrame | None, faults: list[dict[str
     )
     x = _time_axis(chart, view)
     _shade_faults(chart, view, faults, x)
+    pool = series[list(KV_STATES)].sum(axis=1)
+    full = ((series["used"] + series["cached"]) / pool.where(pool > 0)).max()
+    highest = min(1.0, ceiling(max(float(np.nan_to_num(full)), 0.02)))
     for i, worker in enumerate(workers):
         top = chart.y1 + each * i
-        y = Scale(0, 1, top + each - 10, top + 14)
-        for share in (0.0, 0.5, 1.0):
+        y = Scale(0, highest, top + each - 10, top + 14)
+        for share in (0.0, highest / 2, highest):
             chart.line((chart.x0, y(share)), (chart.x1, y(share)), "grid")
-            chart.text(chart.x0 - 7, y(share) + 4, f"{share:.0%}", "end", "tick")
+            chart.text(chart.x0 - 7, y(share) + 4, f"{share * 100:.3g}%", "end", "tick")
         chart.text(chart.x0 + 6, top + 10, f"worker {worker}", "start", "tick strong")
         for part in _unbroken(series[series["worker"] == worker]):
             _kv_areas(chart, part, x, y)

@@ -43,7 +43,10 @@ def folder(tmp_path):
     backend.add_special_tokens([AddedToken("<end>", normalized=False)])
     backend.enable_truncation(4)
     backend.save(str(tmp_path / "tokenizer.json"))
-    settings = {"eos_token": {"content": "<end>"}, "chat_template": "{{ messages[0].content }}{{ eos_token }}"}
+    settings = {
+        "eos_token": {"content": "<end>"},
+        "chat_template": "{{ messages[0].content }}{{ eos_token }}",
+    }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     return tmp_path
 
@@ -135,7 +138,11 @@ def test_smollm2_gives_the_ids_of_transformers(pulled):
     for messages in (
         [{"role": "user", "content": "What is it?"}],
         [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
-        [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}],
+        [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "b"},
+            {"role": "user", "content": "c"},
+        ],
     ):
         expected = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         assert ours.render_chat(messages) == expected

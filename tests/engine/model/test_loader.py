@@ -36,7 +36,9 @@ def no_models(monkeypatch, tmp_path):
 
 def test_unknown_names_say_what_there_is(no_models):
     """The error lists the built-in names and the known models with how to get them."""
-    with pytest.raises(ModelError, match=r"'gpt-9' is no folder.*simulated, tiny, smollm2-135m .*bench model pull"):
+    with pytest.raises(
+        ModelError, match=r"'gpt-9' is no folder.*simulated, tiny, smollm2-135m .*bench model pull"
+    ):
         resolve("gpt-9")
 
 

@@ -1,0 +1,115 @@
+"""The reports a person sees: terminal and page."""
+
+import io
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from results.record import Record
+from results.report import terminal
+from results.report.charts import Scale, ceiling, seconds
+from results.report.html import render
+from results.run import RunData
+from results.summary import judge
+
+
+def printed(run: RunData, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    terminal.show(judge(run), console)
+    output: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return output
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+def test_terminal_report_says_it_all_in_any_width(run_with_everything: RunData, width: int) -> None:
+    """The client's verdict comes first, the run's last; no line is wider than the terminal."""
+    text = printed(run_with_everything, width)
+    assert text.startswith("client valid")
+    assert text.index("Gates") < text.index("Classes") < text.index("Faults") < text.index("Findings")
+    assert "attainment >= 90%" in text
+    assert "verdict fail" in text
+    assert "\x1b" not in text
+    assert max(len(line) for line in text.splitlines()) <= width
+
+
+class _Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.references: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.references += [v for k, v in attrs if k in ("src", "href", "xlink:href", "action") and v]
+
+
+def test_page_is_self_contained(run_with_everything: RunData) -> None:
+    """No outside resource, no script, every picture well-formed with a title, below 1 MB."""
+    page = render(run_with_everything, judge(run_with_everything))
+    assert len(page.encode()) < 1_000_000
+    parser = _Page()
+    parser.feed(page)
+    assert parser.references == []
+    assert "<script" not in page
+    assert "url(" not in page
+    assert "@import" not in page
+    pictures = re.findall(r"<svg.*?</svg>", page, re.S)
+    assert len(pictures) == 7
+    for picture in pictures:
+        root = ElementTree.fromstring(picture)
+        assert root.findtext("title")
+        assert root.get("role") == "img"
+
+
+def test_page_puts_the_client_first(run_with_everything: RunData) -> None:
+    """Whether the numbers may be believed stands before the verdict and the gates."""
+    page = render(run_with_everything, judge(run_with_everything))
+    assert page.index("Verdict on the client") < page.index("Verdict on the run") < page.index("<h2>Gates")
+    for words in ("rush (burst)", "crash (kill_worker)", "chat SLO 1 s", "app_reset", "12 of system[0]"):
+        assert words in page
+
+
+def test_page_of_almost_nothing(record: Callable[..., Record], run_of: Callable[..., RunData]) -> None:
+    """A run of one failed request, and one of none, still make a page and a terminal report."""
+    for records in ([record(0, "reset", after_ms=3)], []):
+        run = run_of(records)
+        assert "<h2>Classes" in render(run, judge(run))
+        assert "client" in printed(run, 80)
+
+
+def test_names_are_escaped(record: Callable[..., Record], run_of: Callable[..., RunData]) -> None:
+    """A class may be called anything."""
+    run = run_of([record(0, ttft_ms=10, e2e_ms=20, class_="<b>[red]&")])
+    run.judging = replace(run.judging, question="<script>x</script>")
+    page = render(run, judge(run))
+    assert "<b>[red]" not in page
+    assert "<script" not in page
+    assert "<b>[red]&" in printed(run, 140)
+
+
+@given(st.floats(1e-6, 1e6), st.floats(1.01, 1e4))
+def test_ticks_lie_on_the_axis_and_rise(low: float, factor: float) -> None:
+    """Linear and logarithmic ticks are within the axis, in order, and not too many."""
+    high = low * factor
+    for scale in (Scale(0, high, 0, 100), Scale(low, high, 0, 100, log=True)):
+        ticks = scale.ticks()
+        assert ticks == sorted(ticks)
+        assert len(ticks) <= 24
+        assert all(-1 <= scale(t) <= 101 for t in ticks)
+    assert high <= ceiling(high) * 1.001 <= high * 2.6
+
+
+def test_durations_read_well() -> None:
+    """The unit follows the size."""
+    assert [seconds(v) for v in (0, 2e-6, 0.0123, 0.85, 1.234)] == [
+        "0",
+        "2 µs",
+        "12.3 ms",
+        "850 ms",
+        "1.23 s",
+    ]

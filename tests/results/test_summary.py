@@ -1,0 +1,265 @@
+"""The judge: summary, gates, exit codes (JOINTS 6, MEASUREMENT 9, FLEET C13)."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from results.exits import last_line
+from results.judging import SECOND, ClassGoal
+from results.record import Record
+from results.run import RunData
+from results.summary import judge, summary_bytes
+
+Make = Callable[..., Record]
+MakeRun = Callable[..., RunData]
+
+
+def many(record: Make, n: int, **given: Any) -> list[Record]:
+    """n completed requests, TTFT 100 ms, end to end 500 ms, evenly over 10 s."""
+    known = {"ttft_ms": 100.0, "e2e_ms": 500.0} | given
+    return [record(i, due_ms=9000.0 * i / n, **known) for i in range(n)]
+
+
+def gate_of(run: RunData, text: str, **judging: Any) -> dict[str, Any]:
+    summary = judge(run, replace(run.judging, gates=(text,), **judging))
+    gate: dict[str, Any] = summary["gates"][0]
+    return gate
+
+
+def test_same_run_same_bytes(run_with_everything: RunData) -> None:
+    """Judging twice gives the same bytes, valid JSON without NaN, and nothing of the manifest."""
+    run_with_everything.manifest["host"] = "secret-host"
+    first, second = (summary_bytes(judge(run_with_everything)) for _ in range(2))
+    assert first == second
+    assert b"secret-host" not in first
+    parsed = json.loads(first, parse_constant=lambda name: pytest.fail(f"{name} in the summary"))
+    assert list(parsed) == sorted(parsed)
+
+
+def test_summary_has_every_part(run_with_everything: RunData) -> None:
+    """All keys of JOINTS 6 are there, and outcomes sum to the planned requests."""
+    summary = judge(run_with_everything)
+    keys = "schema scenario plan_digest seed virtual client window demand classes slices cache attribution"
+    keys += " engine faults invariants gates findings verdict exit"
+    assert set(keys.split()) <= set(summary)
+    for block in summary["classes"].values():
+        assert sum(block["outcomes"].values()) == block["planned"] == sum(block["groups"].values())
+    assert summary["cache"]["contract"]["state"] == "held"
+    assert summary["engine"]["kv"]["all"]["max"] <= 1
+    assert {"during": "crash"} in [s["by"] for s in summary["slices"]]
+
+
+def nulls_without_reason(value: Any, path: str = "") -> list[str]:
+    """Paths of nulls that nothing beside them explains."""
+    if isinstance(value, list):
+        return [p for i, v in enumerate(value) for p in nulls_without_reason(v, f"{path}[{i}]")]
+    if not isinstance(value, dict):
+        return []
+    said = any(k == "reason" or k.endswith(("_reason", "_mark")) for k in value)
+    found = [f"{path}.{k}" for k, v in value.items() if v is None and not said]
+    return found + [p for k, v in value.items() for p in nulls_without_reason(v, f"{path}.{k}")]
+
+
+def test_every_null_has_a_reason(record: Make, run_of: MakeRun) -> None:
+    """In the statistics of a run with three failures only, each null comes with its reason."""
+    run = run_of([record(i, "http_error", after_ms=4, http_status=500) for i in range(3)])
+    summary = judge(run)
+    for part in ("classes", "cache", "invariants", "client"):
+        unexplained = [p for p in nulls_without_reason(summary[part]) if "all_attempts" not in p]
+        assert unexplained == []
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("ttft.p50 < 200ms", "PASS"),
+        ("ttft.p50 < 50ms", "FAIL"),
+        ("ttft.mean == 100ms", "PASS"),
+        ("ttft.p99.9 < 1s", "INCONCLUSIVE"),
+        ("ttft.count == 200", "PASS"),
+        ("completed == 200", "PASS"),
+        ("dropped > 0", "FAIL"),
+        ("http_error.share <= 0%", "PASS"),
+        ("attainment >= 99%", "PASS"),
+        ("asked_rate > 19/s", "PASS"),
+        ("goodput > 30/s", "FAIL"),
+        ("completed_share == 1", "PASS"),
+        ("hit_token_weighted > 1%", "INCONCLUSIVE"),
+        ("hit_theoretical > 1%", "INCONCLUSIVE"),
+        ("invariants.failed == 0", "INCONCLUSIVE"),
+        ("kv.leaked_blocks == 0", "INCONCLUSIVE"),
+        ("recovery.seconds < 5s", "INCONCLUSIVE"),
+        ("ttft.p50 during crash < 1s", "INCONCLUSIVE"),
+        ("ttft.p50 during steady < 1s", "PASS"),
+        ("ttft.mean regression < 5%", "INCONCLUSIVE"),
+        ("default{turn=first}.ttft.p50 < 1s", "PASS"),
+        ("default{turn=later}.ttft.p50 < 1s", "INCONCLUSIVE"),
+        ("queue_wait.p50 < 1s", "INCONCLUSIVE"),
+    ],
+)
+def test_gate_verdict(text: str, verdict: str, record: Make, run_of: MakeRun) -> None:
+    """A gate passes, fails, or says why it cannot be decided."""
+    gate = gate_of(run_of(many(record, 200)), text)
+    assert gate["verdict"] == verdict
+    assert (gate["reason"] is not None) == (verdict == "INCONCLUSIVE")
+
+
+def test_between_pass_and_fail_the_interval_decides(record: Make, run_of: MakeRun) -> None:
+    """A bound inside the interval makes a pass marginal and a violation inconclusive."""
+    ttft = np.random.default_rng(5).permutation(np.linspace(50, 150, 200))
+    run = run_of([record(i, due_ms=40 * i, ttft_ms=float(t), e2e_ms=200) for i, t in enumerate(ttft)])
+    near_pass, near_fail = gate_of(run, "ttft.p50 < 101ms"), gate_of(run, "ttft.p50 < 99ms")
+    assert (near_pass["verdict"], near_pass["marginal"]) == ("PASS", True)
+    assert near_fail["verdict"] == "INCONCLUSIVE"
+    assert near_fail["margin"] < 0
+    assert gate_of(run, "ttft.p50 < 101ms", strict=True)["verdict"] == "INCONCLUSIVE"
+    assert gate_of(run, "ttft.p50 < 60ms")["verdict"] == "FAIL"
+
+
+def test_client_verdict_limits_what_gates_decide(record: Make, run_of: MakeRun) -> None:
+    """Degraded: latency gates near their bound are open. Invalid: all but counts are."""
+    run = run_of(many(record, 200))
+    run.signals["loop_lag_p99_ns"] = 7_000_000
+    summary = judge(run)
+    assert summary["client"]["verdict"] == "degraded"
+    assert gate_of(run, "ttft.p50 < 104ms")["verdict"] == "INCONCLUSIVE"
+    assert gate_of(run, "ttft.p50 < 150ms")["verdict"] == "PASS"
+    run.signals["loop_lag_p99_ns"] = 70_000_000
+    assert gate_of(run, "ttft.p50 < 150ms")["verdict"] == "INCONCLUSIVE"
+    assert gate_of(run, "goodput > 1/s")["verdict"] == "INCONCLUSIVE"
+    assert gate_of(run, "attainment > 1%")["verdict"] == "INCONCLUSIVE"
+    assert gate_of(run, "dropped == 0")["verdict"] == "PASS"
+
+
+def test_a_cache_that_was_not_cold_decides_nothing(record: Make, run_of: MakeRun) -> None:
+    """Hits before anything was computed break the contract."""
+    run = run_of(many(record, 200, prompt_total=100, cache_read=64), cache="cold")
+    summary = judge(run, replace(run.judging, gates=("ttft.p50 < 1s", "dropped == 0")))
+    assert summary["cache"]["contract"]["state"] == "violated"
+    assert [g["verdict"] for g in summary["gates"]] == ["INCONCLUSIVE", "PASS"]
+
+
+def test_vacuous_slo_decides_nothing(record: Make, run_of: MakeRun) -> None:
+    """Where answers of several tokens have no token times, attainment is open; single tokens are not."""
+    goal = {"default": ClassGoal(slo={"itl": 0.1})}
+    run = run_of(many(record, 100, n_out=50, event_tokens=None), classes=goal)
+    assert gate_of(run, "attainment > 1%")["verdict"] == "INCONCLUSIVE"
+    single = run_of(many(record, 100, e2e_ms=100.0, n_out=1), classes=goal)
+    assert gate_of(single, "attainment > 1%")["verdict"] == "PASS"
+
+
+def faulty(record: Make, run_of: MakeRun, **fault: Any) -> RunData:
+    """Slow requests from 4 s to 6 s, while the fault is there."""
+    records = [
+        record(i, due_ms=50 * i, ttft_ms=1000.0 if 80 <= i < 120 else 100.0, e2e_ms=1100.0)
+        for i in range(200)
+    ]
+    run = run_of(records)
+    times = {"injected": 4 * SECOND, "proven": 4 * SECOND, "healed": 5 * SECOND, "recovered": 6 * SECOND}
+    run.faults.append({"id": "crash", "type": "kill_worker", "target": "worker 1"} | times | fault)
+    return run
+
+
+def test_during_a_fault_and_steady(record: Make, run_of: MakeRun) -> None:
+    """Requests whose life meets the fault's span are judged apart from the others."""
+    run = faulty(record, run_of)
+    during = gate_of(run, "ttft.p90 during crash < 500ms")
+    steady = gate_of(run, "ttft.max during steady < 500ms")
+    assert during["verdict"] == "FAIL"
+    assert steady["verdict"] == "PASS"
+    assert during["n"] + steady["n"] == 200
+    assert gate_of(run, "recovery.seconds during crash < 3s")["value"] == pytest.approx(2.0)
+    assert gate_of(run, "asked_rate during crash > 19/s")["value"] == pytest.approx(20.0)
+
+
+def test_a_fault_that_was_not_seen_decides_nothing(record: Make, run_of: MakeRun) -> None:
+    """Unproven or never injected, its gates are open and a finding says so."""
+    for fault in ({"proven": None}, {"injected": None, "proven": None, "healed": None, "recovered": None}):
+        run = faulty(record, run_of, **fault)
+        assert gate_of(run, "ttft.p90 during crash < 10s")["verdict"] == "INCONCLUSIVE"
+        assert any(f["code"].startswith("fault_not") for f in judge(run)["findings"])
+
+
+@pytest.mark.parametrize(
+    ("gates", "change", "expected"),
+    [
+        ((), {}, ("pass", 0)),
+        (("ttft.p50 < 1s",), {}, ("pass", 0)),
+        (("ttft.p50 < 1ms",), {}, ("fail", 1)),
+        (("ttft.p99.9 < 1s",), {}, ("inconclusive", 4)),
+        (("ttft.p50 < 1ms", "ttft.p99.9 < 1s"), {"interrupted": True}, ("fail", 1)),
+        (("ttft.p50 < 1s",), {"interrupted": True}, ("inconclusive", 4)),
+        ((), {"signals": {"lost": 1}}, ("inconclusive", 4)),
+        (("ttft.p50 < 1ms",), {"target_error": "http://x: refused"}, ("error", 3)),
+        ((), {"incomplete": "killed"}, ("inconclusive", 4)),
+    ],
+)
+def test_exit_code(
+    gates: tuple[str, ...], change: dict[str, Any], expected: tuple[str, int], record: Make, run_of: MakeRun
+) -> None:
+    """Codes 3, 1, 4 take precedence in this order."""
+    run = run_of(many(record, 100), gates=gates)
+    for name, value in change.items():
+        setattr(run, name, value)
+    summary = judge(run)
+    assert (summary["verdict"], summary["exit"]) == expected
+    line = json.loads(last_line(summary, "runs/x"))
+    assert line == {
+        "verdict": expected[0],
+        "client": summary["client"]["verdict"],
+        "interrupted": bool(change.get("interrupted")),
+        "exit": expected[1],
+        "run": "runs/x",
+    }
+
+
+def test_inconclusive_can_be_allowed(record: Make, run_of: MakeRun) -> None:
+    """--allow-inconclusive turns exit 4 into 0 and leaves the verdict."""
+    run = run_of(many(record, 100), gates=("ttft.p99.9 < 1s",), allow_inconclusive=True)
+    summary = judge(run)
+    assert (summary["verdict"], summary["exit"]) == ("inconclusive", 0)
+
+
+def test_shedding_does_not_look_like_speed(record: Make, run_of: MakeRun) -> None:
+    """FLEET C13: refusing 15 % fast is 85 % good of what was offered, never a better percentile."""
+    goal = {"default": ClassGoal(slo={"ttft_sched": 2.0})}
+    arm_a = [record(i, due_ms=i, ttft_ms=1000 + 2 * (i + 0.5), e2e_ms=3100) for i in range(1000)]
+    arm_b = [
+        record(i, "http_error", due_ms=i, after_ms=10, http_status=503)
+        if i % 20 < 3
+        else record(i, due_ms=i, ttft_ms=500 + i + 0.5, e2e_ms=3100)
+        for i in range(1000)
+    ]
+    timeouts = {"total": 60.0}
+    a, b = (judge(run_of(arm, classes=goal, timeouts=timeouts)) for arm in (arm_a, arm_b))
+    assert a["classes"]["default"]["attainment"] == 0.5
+    block = b["classes"]["default"]
+    assert block["attainment"] == 0.85
+    assert block["metrics"]["ttft_sched"]["n"] == 850
+    assert block["metrics"]["ttft_sched"]["min"] > 0.5
+    assert block["all_attempts"]["ttft_sched"]["p99"] is None
+    assert block["all_attempts"]["ttft_sched"]["p99_lower_bound"] == 60.0
+    assert (block["rates"]["offered"], block["groups"]["rejected"], block["good"]) == (100.0, 150, 850)
+    assert any("15.0% of 1000 requests were shed" in f["text"] for f in b["findings"])
+
+
+def test_requests_cut_by_the_end_are_excluded_not_failed(record: Make, run_of: MakeRun) -> None:
+    """Censored requests leave the denominator, and count as misses in the strict share."""
+    censored = [record(100 + i, "censored_by_run_end", after_ms=9000) for i in range(10)]
+    block = judge(run_of([*many(record, 90), *censored]))["classes"]["default"]
+    assert block["attainment"] == 1.0
+    assert block["attainment_strict"] == 0.9
+    assert block["attainment_for_gates"] == 0.9
+    assert block["groups"]["failed"] == 0
+
+
+def test_phases_are_cut_by_due_time(record: Make, run_of: MakeRun) -> None:
+    """A request due before the window is warm-up, whatever the driver called it; rates count any phase."""
+    early = record(900, due_ms=-500.0, ttft_ms=100, e2e_ms=900, phase="window")
+    block = judge(run_of([early, *many(record, 50)]))["classes"]["default"]
+    assert block["planned"] == 50
+    assert block["rates"]["completed"] == pytest.approx(5.1)
