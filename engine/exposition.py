@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from prometheus_client import generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
@@ -82,39 +82,51 @@ def exposition(
     config: EngineConfig, workers: Mapping[int, Snapshot], gateway: Snapshot, extra: Iterable[Family] = ()
 ) -> bytes:
     """The text of ``/metrics`` (``text/plain; version=0.0.4``): workers' snapshots by worker number,
-    the gateway's own, and further families, say of the process."""
-    sources = [({"model": config.model, "worker": str(w)}, snapshot) for w, snapshot in workers.items()]
-    sources.append(({"model": config.model}, gateway))
-    families: list[Family] = []
+    the gateway's own, and further families, say of the process.
+
+    Our own lines are written here and not by prometheus_client: a page has thousands of them, and the
+    loop that makes it also relays tokens (docs/lab-log.md).
+    """
+    sources = [((config.model, str(w)), snapshot) for w, snapshot in workers.items()]
+    sources.append(((config.model,), gateway))
+    lines: list[str] = []
     for metric in METRICS.values():
         present = [(own, source[metric.name]) for own, source in sources if metric.name in source]
         if present:
-            families.append(_family(metric, metric.bounds(config), present))
-    return generate_latest(_Families([*families, *extra]))
+            lines += _lines(metric, metric.bounds(config), present)
+    page = "".join(f"{line}\n" for line in lines).encode()
+    return page + generate_latest(_Families(extra))
 
 
-def _family(
-    metric: Metric, bounds: tuple[float, ...], present: list[tuple[dict[str, str], list[Any]]]
-) -> Family:
-    labels = [*present[0][0], *metric.labels]
-    if metric.kind == "histogram":
-        histogram = HistogramMetricFamily(metric.name, metric.help, labels=labels)
-        edges = [*(repr(bound) for bound in bounds), "+Inf"]
-        for own, series in present:
-            for key, (total, counts) in series:
-                histogram.add_metric([*own.values(), *key], _cumulated(edges, counts), total)
-        return histogram
-    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-    family = kind(metric.name, metric.help, labels=labels)
+def _lines(metric: Metric, bounds: tuple[float, ...], present: list[tuple[_Key, list[Any]]]) -> Iterator[str]:
+    name = metric.name
+    yield f"# HELP {name} {_escaped(metric.help)}"
+    yield f"# TYPE {name} {metric.kind}"
+    edges = (*(repr(float(bound)) for bound in bounds), "+Inf")
     for own, series in present:
+        names = ("model", "worker")[: len(own)] + tuple(metric.labels)
         for key, value in series:
-            family.add_metric([*own.values(), *key], value)
-    return family
+            labels = _labels(names, (*own, *key))
+            if metric.kind == "histogram":
+                total, counts = value
+                yield from _buckets(name, labels, edges, counts)
+                yield f"{name}_sum{{{labels}}} {float(total)!r}"
+            else:
+                yield f"{name}{{{labels}}} {float(value)!r}"
 
 
-def _cumulated(edges: list[str], counts: list[int]) -> list[tuple[str, int]]:
-    out, below = [], 0
+def _buckets(name: str, labels: str, edges: tuple[str, ...], counts: list[int]) -> Iterator[str]:
+    below = 0
     for edge, count in zip(edges, counts, strict=True):
         below += count
-        out.append((edge, below))
-    return out
+        yield f'{name}_bucket{{{labels},le="{edge}"}} {below}'
+    yield f"{name}_count{{{labels}}} {below}"
+
+
+@lru_cache(maxsize=4096)
+def _labels(names: _Key, values: _Key) -> str:
+    return ",".join(f'{name}="{_escaped(value)}"' for name, value in zip(names, values, strict=True))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

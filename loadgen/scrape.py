@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-
-from prometheus_client.parser import text_string_to_metric_families
+from functools import lru_cache
 
 from loadgen.clock import Clock
 
@@ -24,19 +24,47 @@ class Sample:
 
 
 def samples(text: str, t: int, target: str, prefix: str = "", buckets: bool = True) -> list[Sample]:
-    """The samples of a Prometheus text exposition whose names begin with ``prefix``.
+    """The samples of a Prometheus text exposition (0.0.4) whose names begin with ``prefix``.
 
     Without ``buckets`` the lines of histogram buckets are left out, which are most of a page. Raises
-    ValueError if the text is no exposition.
+    ValueError naming the first line that is no sample.
     """
-    if not buckets:
-        text = "".join(line for line in text.splitlines(keepends=True) if "_bucket{" not in line)
-    return [
-        Sample(t, target, sample.name, json.dumps(sample.labels, sort_keys=True), float(sample.value))
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name.startswith(prefix) and not sample.name.endswith("_created")
-    ]
+    found = []
+    for line in text.split("\n"):
+        if not line or line[0] == "#" or not line.startswith(prefix):
+            continue
+        if not buckets and "_bucket{" in line:
+            continue
+        match = _LINE.fullmatch(line)
+        if match is None:
+            raise ValueError(f"no sample of a metric: {line[:120]!r}")
+        name, labels, value = match.group("name", "labels", "value")
+        if not name.endswith("_created"):
+            found.append(Sample(t, target, name, _as_json(labels or ""), float(value)))
+    return found
+
+
+_LINE = re.compile(
+    r"""(?P<name>[a-zA-Z_:][\w:]*) \s*
+        (?:\{(?P<labels>(?:[^"}]|"(?:[^"\\]|\\.)*")*)\})? \s*
+        (?P<value>[^\s{}]+) (?:\s+-?\d+)? \s*""",
+    re.VERBOSE | re.ASCII,
+)
+_LABEL = re.compile(r'\s*([a-zA-Z_]\w*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,|$)', re.ASCII)
+_ESCAPED = re.compile(r"\\(.)")
+
+
+@lru_cache(maxsize=16384)
+def _as_json(labels: str) -> str:
+    """The inside of a sample's braces as JSON with sorted keys. Raises ValueError."""
+    pairs, at = {}, 0
+    while at < len(labels.rstrip()):
+        match = _LABEL.match(labels, at)
+        if match is None:
+            raise ValueError(f"no labels: {labels[:120]!r}")
+        pairs[match.group(1)] = _ESCAPED.sub(lambda m: "\n" if m[1] == "n" else m[1], match.group(2))
+        at = match.end()
+    return json.dumps(pairs, sort_keys=True)
 
 
 @dataclass(slots=True)

@@ -3,16 +3,17 @@
 A sample may be one value per request, or many (every token gap). Either way requests are what is drawn:
 blocks of neighbouring requests, so that what a slow moment did to several of them stays together.
 
-Quantiles are not computed 2000 times. The bootstrap distribution of a quantile is inverted instead:
-its 2.5 % point is the smallest sample x for which "at least a share q of the draw is <= x" holds in more
-than 2.5 % of the draws. Counting needs prefix sums only, and a binary search finds x.
+For quantiles no draw is ever put together. With W[draw, request] = how often a request was drawn and
+C[request, k] = how many of its samples lie at or below the k-th value of a grid, W C says how many of each
+draw's samples do, and the first k that reaches the share q is that draw's quantile. All numbers are small
+integers, so float32 products are exact, on any machine and in any order.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +23,13 @@ from results.quantiles import Interval, Values
 DRAWS = 2000
 SEED = 0x48454144
 """Stored in every summary; the draws of a run are always the same."""
+GRID = 512
+"""Up to so many samples quantile bounds are exact; beyond, they are samples of a grid, fine in the tails."""
+MOST = 4096
+"""Beyond so many requests, equal groups of neighbours are drawn instead (blocks get no shorter)."""
 
 Index = NDArray[np.int64]
+Counts = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,7 @@ class Blocks:
 
     starts: Index
     length: int
+    n: int
 
     def sums(self, per_request: Values) -> Values:
         """Sum of ``per_request`` over each draw, shape [draws]."""
@@ -39,20 +46,35 @@ class Blocks:
         drawn: Values = (prefix[self.starts + self.length] - prefix[self.starts]).sum(axis=1)
         return drawn
 
+    def weights(self) -> Counts:
+        """How often each draw has each request, shape [draws, n]."""
+        draws = len(self.starts)
+        edges = np.zeros((draws, self.n + 1), dtype=np.int32)
+        rows = np.arange(draws)[:, None]
+        np.add.at(edges, (rows, self.starts), 1)
+        np.add.at(edges, (rows, self.starts + self.length), -1)
+        return np.cumsum(edges[:, :-1], axis=1).astype(np.float32)
 
+
+@lru_cache(maxsize=8)
 def draw(n: int, draws: int = DRAWS, seed: int = SEED) -> Blocks:
     """Blocks of ceil(n^(1/3)) requests, as many as cover n. Needs n >= 1."""
     length = math.ceil(round(n ** (1 / 3), 9))
     count = math.ceil(n / length)
     starts = np.random.default_rng(seed).integers(0, n - length + 1, size=(draws, count))
-    return Blocks(starts.astype(np.int64), length)
+    return Blocks(starts.astype(np.int64), length, n)
 
 
-def ratio_interval(over: Values, under: Values, blocks: Blocks | None = None) -> Interval:
+@lru_cache(maxsize=4)
+def _weights(n: int) -> Counts:
+    return draw(n).weights()
+
+
+def ratio_interval(over: Values, under: Values) -> Interval:
     """95 % of sum(over)/sum(under), both given per request in due order."""
     if len(over) < 2:
         return Interval(None, None)
-    blocks = blocks or draw(len(over))
+    blocks = draw(len(over))
     totals, bases = blocks.sums(over), blocks.sums(under)
     drawn = totals[bases > 0] / bases[bases > 0]
     if not len(drawn):
@@ -61,30 +83,9 @@ def ratio_interval(over: Values, under: Values, blocks: Blocks | None = None) ->
     return Interval(float(low), float(high))
 
 
-def mean_interval(values: Values, owners: Index, n: int, blocks: Blocks | None = None) -> Interval:
+def mean_interval(values: Values, owners: Index, n: int) -> Interval:
     """95 % of the mean of ``values``; ``owners[i]`` in 0..n-1 says whose value i is."""
-    return ratio_interval(_sums(owners, n, values), _sums(owners, n), blocks)
-
-
-def quantile_interval(
-    values: Values, owners: Index, n: int, q: float, blocks: Blocks | None = None
-) -> Interval:
-    """95 % of the quantile q; bounds are sample values."""
-    if n < 2 or len(values) == 0:
-        return Interval(None, None)
-    blocks = blocks or draw(n)
-    order = np.argsort(values, kind="stable")
-    ordered, owner = values[order], owners[order]
-    totals = blocks.sums(_sums(owners, n))
-
-    def share_of_draws(rank: int) -> float:
-        """Share of draws whose quantile is at most the sample of this rank (from 0)."""
-        below = blocks.sums(_sums(owner[: rank + 1], n))
-        return float(np.mean(below >= q * totals - 1e-9))
-
-    low = _first(len(ordered), lambda rank: share_of_draws(rank) >= 0.025)
-    high = _first(len(ordered), lambda rank: share_of_draws(rank) >= 0.975)
-    return Interval(float(ordered[low]), float(ordered[high]))
+    return ratio_interval(_sums(owners, n, values), _sums(owners, n))
 
 
 def _sums(owners: Index, n: int, values: Values | None = None) -> Values:
@@ -92,13 +93,42 @@ def _sums(owners: Index, n: int, values: Values | None = None) -> Values:
     return np.bincount(owners, weights=values, minlength=n).astype(np.float64)
 
 
-def _first(n: int, holds: Callable[[int], bool]) -> int:
-    """Smallest index in 0..n-1 for which a monotone condition holds (n-1 if none)."""
-    low, high = 0, n - 1
-    while low < high:
-        middle = (low + high) // 2
-        if holds(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+@dataclass(frozen=True, slots=True)
+class QuantileDraws:
+    """The drawn samples of one metric, ready for any quantile."""
+
+    grid: Values
+    below: Counts
+    """[draws, k]: samples of a draw at or below grid[k]."""
+
+    @staticmethod
+    def of(values: Values, owners: Index, n: int, weights: Counts | None = None) -> QuantileDraws | None:
+        """None where there is nothing to draw from (fewer than two requests)."""
+        if n < 2 or len(values) == 0:
+            return None
+        group = math.ceil(n / MOST)
+        owners, n = owners // group, math.ceil(n / group)
+        order = np.argsort(values, kind="stable")
+        ranks = _grid(len(values))
+        cell = np.searchsorted(ranks, np.arange(len(values)), side="left")
+        counts = np.bincount(owners[order] * len(ranks) + cell, minlength=n * len(ranks))
+        per_request = np.cumsum(counts.reshape(n, len(ranks)), axis=1).astype(np.float32)
+        drawn = _weights(n) if weights is None else weights
+        return QuantileDraws(values[order][ranks], drawn @ per_request)
+
+    def interval(self, q: float) -> Interval:
+        """95 % of the quantile q; bounds are sample values."""
+        reached = self.below >= q * self.below[:, -1:] - 1e-3
+        first = np.sort(reached.argmax(axis=1))
+        low, high = (math.ceil(share * len(first)) - 1 for share in (0.025, 0.975))
+        return Interval(float(self.grid[first[low]]), float(self.grid[first[high]]))
+
+
+def _grid(n: int) -> Index:
+    """Ranks 0..n-1, all of them if few; else evenly spread, and closer and closer at both ends."""
+    if n <= GRID:
+        return np.arange(n)
+    even = np.linspace(0, n - 1, GRID // 2)
+    tail = np.geomspace(1, n / 4, GRID // 4) - 1
+    ranks = np.concatenate([even, tail, n - 1 - tail])
+    return np.unique(np.round(ranks).astype(np.int64))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from results.bootstrap import Blocks, draw, mean_interval, quantile_interval
+from results.bootstrap import QuantileDraws, mean_interval
 from results.metrics import Metric, Samples
 from results.outcomes import Mask
 from results.quantiles import (
@@ -80,8 +80,8 @@ class Distribution:
         return numbered.astype(np.int64), len(owners)
 
     @cached_property
-    def _blocks(self) -> Blocks:
-        return draw(self._requests[1])
+    def _draws(self) -> QuantileDraws | None:
+        return QuantileDraws.of(self.samples.values, *self._requests)
 
     def estimate(self, statistic: str) -> Estimate:
         """``pNN``, ``mean``, ``min``, ``max`` or ``count``."""
@@ -99,7 +99,7 @@ class Distribution:
             return Estimate(float(values.min() if statistic == "min" else values.max()), n=self.n)
         if statistic == "mean":
             owners, k = self._requests
-            interval = mean_interval(values, owners, k, self._blocks)
+            interval = mean_interval(values, owners, k)
             return Estimate(float(values.mean()), interval, n=self.n)
         q = quantile_of(statistic)
         assert q is not None, f"unknown statistic {statistic}"
@@ -111,8 +111,7 @@ class Distribution:
     def _quantile_interval(self, q: float) -> Interval:
         if not self._dependent:
             return binomial_interval(self._ordered, q)
-        owners, k = self._requests
-        return quantile_interval(self.samples.values, owners, k, q, self._blocks)
+        return Interval(None, None) if self._draws is None else self._draws.interval(q)
 
     def table(self) -> dict[str, Any]:
         """The block of summary.json (JOINTS 6): values in s, null with ``<name>_reason`` beside it."""

@@ -13,7 +13,6 @@ from engine.model.loader import (
     load_tokenizer,
     max_positions,
     resolve,
-    vocabulary,
     with_kv_blocks,
 )
 from engine.model.tokenizer import Tokenizer
@@ -29,6 +28,5 @@ __all__ = [
     "load_tokenizer",
     "max_positions",
     "resolve",
-    "vocabulary",
     "with_kv_blocks",
 ]

@@ -31,8 +31,11 @@ class HfTokenizer:
                 f"{path}: missing; this engine needs the tokenizer in the tokenizers library's format"
             )
         content = path.read_bytes()
+        definition = read_json(path)
+        # It only adds special tokens, which templates write themselves, and trims spans of spaces.
+        definition["post_processor"] = None
         try:
-            self._backend = Backend.from_buffer(content)
+            self._backend = Backend.from_str(json.dumps(definition))
         except Exception as error:  # the library raises bare Exception
             raise ValueError(f"{path}: not a tokenizer: {error}") from error
         self._backend.no_truncation()
@@ -58,13 +61,7 @@ class HfTokenizer:
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         encoding = self._backend.encode(text, add_special_tokens=False)
-        spans = []
-        end_before = 0
-        for start, end in encoding.offsets:
-            # Some byte-level tokenizers trim the space before a word off its span; give it back.
-            spans.append((min(start, end_before), end))
-            end_before = end
-        return encoding.ids, spans
+        return encoding.ids, encoding.offsets
 
     def decode(self, ids: Sequence[int]) -> str:
         text: str = self._backend.decode(list(ids), skip_special_tokens=True)

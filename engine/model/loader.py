@@ -99,7 +99,7 @@ def identity(config: EngineConfig) -> dict[str, str]:
     tokenizer = load_tokenizer(config)
     shape = _shape(config)
     if shape is None:
-        weights, positions = f"simulated:{config.seed}", "none"
+        weights, positions = "simulated", "none"  # its text depends on nothing but the tokens
     else:
         weights = weights_digest(model) if isinstance(model, Path) else random_digest(shape, config.seed)
         positions = f"rope:{shape.rope_theta}:{shape.head_size}"
@@ -144,7 +144,7 @@ def budget(config: EngineConfig) -> Budget:
         blocks = (total - weights) // per_block - 1  # one more is made: the null block
         if blocks < 1:
             raise ModelError(
-                [f"memory.total {total / 1e6:.0f} MB holds {weights / 1e6:.0f} MB of weights and no KV block"]
+                [f"memory.total {total / 1e6:.1f} MB holds {weights / 1e6:.1f} MB of weights and no KV block"]
             )
     return Budget(weights=weights, kv=(blocks + 1) * per_block, blocks=blocks)
 
@@ -161,13 +161,6 @@ def machine_memory() -> int:
         if text.isdigit():
             limits.append(int(text))
     return min(limits)
-
-
-def vocabulary(config: EngineConfig) -> int:
-    """Token ids below this may stand in a prompt. The simulated model reads any id that its tokenizer
-    makes, though it writes only the first few."""
-    shape = _shape(config)
-    return WordsTokenizer.vocabulary if shape is None else shape.vocabulary
 
 
 def with_kv_blocks(config: EngineConfig) -> EngineConfig:

@@ -12,6 +12,7 @@ import pytest
 from results.judging import SECOND, ClassGoal, Judging
 from results.record import Outcome, Record
 from results.run import RunData, frame, scrape_frame
+from results.summary import judge
 
 MS = 1_000_000
 
@@ -256,3 +257,9 @@ def _rollup() -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def run_with_everything() -> RunData:
     return whole_run()
+
+
+@pytest.fixture(scope="session")
+def its_summary(run_with_everything: RunData) -> dict[str, Any]:
+    """The summary of ``run_with_everything``."""
+    return judge(run_with_everything)

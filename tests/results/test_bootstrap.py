@@ -1,8 +1,9 @@
 """The moving-block bootstrap (MEASUREMENT C32)."""
 
 import numpy as np
+import pytest
 
-from results.bootstrap import Blocks, draw, mean_interval, quantile_interval, ratio_interval
+from results.bootstrap import Blocks, QuantileDraws, draw, mean_interval, ratio_interval
 
 
 def naive(values: np.ndarray, blocks: Blocks, q: float) -> tuple[float, float]:
@@ -14,13 +15,38 @@ def naive(values: np.ndarray, blocks: Blocks, q: float) -> tuple[float, float]:
     return float(ordered[at[0]]), float(ordered[at[1]])
 
 
-def test_inverted_distribution_equals_the_naive_one() -> None:
-    """Counting and searching gives what putting 300 draws together gives."""
+def test_counting_equals_putting_draws_together() -> None:
+    """Products of counts give what 300 draws give that are really made."""
     values = np.random.default_rng(1).exponential(size=57)
-    blocks = draw(len(values), draws=300)
-    for q in (0.5, 0.9):
-        found = quantile_interval(values, np.arange(57), 57, q, blocks)
+    blocks = draw(57, draws=300)
+    draws = QuantileDraws.of(values, np.arange(57), 57, blocks.weights())
+    assert draws is not None
+    for q in (0.1, 0.5, 0.9):
+        found = draws.interval(q)
         assert (found.low, found.high) == naive(values, blocks, q)
+
+
+def test_a_grid_is_close_to_all_samples() -> None:
+    """Beyond the grid's size the bounds move by less than a fifth of the interval."""
+    values = np.random.default_rng(9).exponential(size=3000)
+    owners = np.arange(3000) // 10
+    draws = QuantileDraws.of(values, owners, 300)
+    assert draws is not None
+    for q in (0.5, 0.99):
+        found = draws.interval(q)
+        assert found.low is not None
+        assert found.high is not None
+        exact = np.quantile(values, q)
+        assert found.low <= exact <= found.high
+        spread = np.sqrt(q * (1 - q) / 3000) / (1 - q)
+        assert (found.high - found.low) / (2 * 1.96 * spread) == pytest.approx(1, abs=0.35)
+
+
+def test_weights_and_sums_agree() -> None:
+    """Weights say how often a request was drawn: weighted totals equal the sums of the blocks."""
+    blocks = draw(40, draws=50)
+    values = np.arange(40.0)
+    np.testing.assert_allclose(blocks.weights() @ values, blocks.sums(values))
 
 
 def test_block_length_is_the_cube_root() -> None:
@@ -56,3 +82,4 @@ def test_same_seed_same_interval_and_one_request_has_none() -> None:
     values = np.arange(30.0)
     assert ratio_interval(values, np.ones(30)) == ratio_interval(values, np.ones(30))
     assert mean_interval(np.array([1.0]), np.array([0]), 1).low is None
+    assert QuantileDraws.of(np.array([1.0]), np.array([0]), 1) is None

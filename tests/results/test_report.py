@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -20,17 +21,17 @@ from results.run import RunData
 from results.summary import judge
 
 
-def printed(run: RunData, width: int) -> str:
+def printed(summary: dict[str, Any], width: int) -> str:
     console = Console(file=io.StringIO(), width=width, force_terminal=False)
-    terminal.show(judge(run), console)
+    terminal.show(summary, console)
     output: str = console.file.getvalue()  # type: ignore[attr-defined]
     return output
 
 
 @pytest.mark.parametrize("width", [60, 80, 140])
-def test_terminal_report_says_it_all_in_any_width(run_with_everything: RunData, width: int) -> None:
+def test_terminal_report_says_it_all_in_any_width(its_summary: dict[str, Any], width: int) -> None:
     """The client's verdict comes first, the run's last; no line is wider than the terminal."""
-    text = printed(run_with_everything, width)
+    text = printed(its_summary, width)
     assert text.startswith("client valid")
     assert text.index("Gates") < text.index("Classes") < text.index("Faults") < text.index("Findings")
     assert "attainment >= 90%" in text
@@ -48,9 +49,9 @@ class _Page(HTMLParser):
         self.references += [v for k, v in attrs if k in ("src", "href", "xlink:href", "action") and v]
 
 
-def test_page_is_self_contained(run_with_everything: RunData) -> None:
+def test_page_is_self_contained(run_with_everything: RunData, its_summary: dict[str, Any]) -> None:
     """No outside resource, no script, every picture well-formed with a title, below 1 MB."""
-    page = render(run_with_everything, judge(run_with_everything))
+    page = render(run_with_everything, its_summary)
     assert len(page.encode()) < 1_000_000
     parser = _Page()
     parser.feed(page)
@@ -66,9 +67,9 @@ def test_page_is_self_contained(run_with_everything: RunData) -> None:
         assert root.get("role") == "img"
 
 
-def test_page_puts_the_client_first(run_with_everything: RunData) -> None:
+def test_page_puts_the_client_first(run_with_everything: RunData, its_summary: dict[str, Any]) -> None:
     """Whether the numbers may be believed stands before the verdict and the gates."""
-    page = render(run_with_everything, judge(run_with_everything))
+    page = render(run_with_everything, its_summary)
     assert page.index("Verdict on the client") < page.index("Verdict on the run") < page.index("<h2>Gates")
     for words in ("rush (burst)", "crash (kill_worker)", "chat SLO 1 s", "app_reset", "12 of system[0]"):
         assert words in page
@@ -79,7 +80,7 @@ def test_page_of_almost_nothing(record: Callable[..., Record], run_of: Callable[
     for records in ([record(0, "reset", after_ms=3)], []):
         run = run_of(records)
         assert "<h2>Classes" in render(run, judge(run))
-        assert "client" in printed(run, 80)
+        assert "client" in printed(judge(run), 80)
 
 
 def test_names_are_escaped(record: Callable[..., Record], run_of: Callable[..., RunData]) -> None:
@@ -89,7 +90,7 @@ def test_names_are_escaped(record: Callable[..., Record], run_of: Callable[..., 
     page = render(run, judge(run))
     assert "<b>[red]" not in page
     assert "<script" not in page
-    assert "<b>[red]&" in printed(run, 140)
+    assert "<b>[red]&" in printed(judge(run), 140)
 
 
 @given(st.floats(1e-6, 1e6), st.floats(1.01, 1e4))

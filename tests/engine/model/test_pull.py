@@ -206,7 +206,7 @@ def test_a_cache_folder_that_cannot_be_written(small, monkeypatch, tmp_path):
     """A file in the way is an error with a way out, not a traceback."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "file"))
-    with pytest.raises(PullError, match="cannot write .* choose a folder with --to"):
+    with pytest.raises(PullError, match=r"cannot write .* choose a folder with --to"):
         pull("small")
 
 
