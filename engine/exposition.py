@@ -87,7 +87,9 @@ def exposition(
     Our own lines are written here and not by prometheus_client: a page has thousands of them, and the
     loop that makes it also relays tokens (docs/lab-log.md).
     """
-    sources = [((config.model, str(w)), snapshot) for w, snapshot in workers.items()]
+    sources: list[tuple[_Key, Snapshot]] = [
+        ((config.model, str(w)), snapshot) for w, snapshot in workers.items()
+    ]
     sources.append(((config.model,), gateway))
     lines: list[str] = []
     for metric in METRICS.values():

@@ -113,11 +113,15 @@ class FreezeWorker:
         finally:
             await stage.controls.thaw(self.worker)
             window.proof["thawed"] = stage.now()
+            if window.injected is not None:
+                await self._heal(stage, window)
+
+    async def _heal(self, stage: Stage, window: FaultWindow) -> None:
         limit = stage.now() + ns(self.heal_within)
         if await _until(stage, self.worker, limit, _serves) is None:
             window.error = f"worker {self.worker} is not back in rotation after {self.heal_within:g} s"
-            return
-        window.healed = stage.now()
+        else:
+            window.healed = stage.now()
 
     def prove(self, window: FaultWindow, seen: Seen) -> None:
         """Proven while it played."""

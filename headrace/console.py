@@ -22,7 +22,7 @@ from headrace.errors import BenchError
 from results.report import terminal
 
 out = Console(soft_wrap=not sys.stdout.isatty())
-err = Console(stderr=True)
+err = Console(stderr=True, soft_wrap=not sys.stderr.isatty())
 
 _BARS = " ▁▂▃▄▅▆▇█"
 

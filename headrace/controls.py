@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import httpx
 
 
 class HttpControls:
-    """The verbs of JOINTS 8 over HTTP. A refused verb raises RuntimeError with the engine's words."""
+    """The verbs of JOINTS 8 over HTTP. A refused verb raises RuntimeError with the engine's words, OSError
+    if nobody answers."""
 
     def __init__(self, admin_url: str, token_file: Path) -> None:
         token = token_file.read_text().strip()
@@ -49,21 +51,23 @@ class HttpControls:
         await self._call("POST", "/admin/release", {"hold_id": hold_id})
 
     async def truth(self) -> list[dict[str, Any]]:
-        response = await self._http.get("/admin/truth", timeout=60.0)
-        self._check(response)
-        import json
-
+        response = await self._request("GET", "/admin/truth", wait=60.0)
         return [json.loads(line) for line in response.text.splitlines() if line]
 
     async def _call(
         self, method: str, path: str, body: dict[str, Any] | None = None, wait: float = 30.0
     ) -> dict[str, Any]:
-        response = await self._http.request(method, path, json=body, timeout=wait)
-        self._check(response)
+        response = await self._request(method, path, body, wait)
         answer: dict[str, Any] = response.json() if response.content else {}
         return answer
 
-    @staticmethod
-    def _check(response: httpx.Response) -> None:
+    async def _request(
+        self, method: str, path: str, body: dict[str, Any] | None = None, wait: float = 30.0
+    ) -> httpx.Response:
+        try:
+            response = await self._http.request(method, path, json=body, timeout=wait)
+        except httpx.TransportError as error:
+            raise OSError(f"{path}: {error or type(error).__name__}") from error
         if response.status_code >= 400:
-            raise RuntimeError(f"{response.request.url.path}: {response.status_code} {response.text[:300]}")
+            raise RuntimeError(f"{path}: {response.status_code} {response.text[:300]}")
+        return response

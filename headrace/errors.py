@@ -2,7 +2,8 @@
 
 BenchError
 ├── UsageFailed      2  a scenario, option or file is wrong; nothing was sent
-└── TargetFailed     3  the target is unreachable, never got ready, or died by itself
+├── TargetFailed     3  the target is unreachable, never got ready, or died by itself
+└── Interrupted      4  Ctrl-C before there was a verdict
 """
 
 from __future__ import annotations
@@ -24,3 +25,7 @@ class UsageFailed(BenchError):
 
 class TargetFailed(BenchError):
     exit_code = 3
+
+
+class Interrupted(BenchError):
+    exit_code = 4

@@ -23,7 +23,7 @@ from headrace.console import View
 from headrace.controls import HttpControls
 from headrace.errors import TargetFailed, UsageFailed
 from headrace.processes import Child
-from headrace.site import RECORDS, LoadEnd, LoadOrder, NoControls, OnTick
+from headrace.site import RECORDS, TEXTS, LoadEnd, LoadOrder, NoControls, OnTick
 from loadgen.clock import Clock, monotonic
 from loadgen.job import LoadJob, TargetJob
 from loadgen.observed_io import read_observed
@@ -56,7 +56,8 @@ async def _engine(config: EngineConfig, folder: Path) -> AsyncIterator[LiveSite]
     except ModelError as error:
         raise UsageFailed(str(error)) from error
     log = folder / "engine.log"
-    with tempfile.TemporaryDirectory(prefix="headrace-") as private:
+    # Named like the engine's own: should this process be killed, the next engine clears it away.
+    with tempfile.TemporaryDirectory(prefix=f"headrace-{os.getpid()}-") as private:
         config_file, token_file = Path(private) / "engine.json", Path(private) / "token"
         write_config(config_file, config)
         command = ["-m", "engine", "--config", str(config_file), "--admin-port", "0", "--with-parent"]
@@ -197,6 +198,7 @@ class LiveLoad:
             timeouts=order.timeouts,
             warm_connections=WARM_CONNECTIONS,
             observed=str(folder / "observed.arrow") if target.options.get("own") else None,
+            texts=str(folder / TEXTS) if order.keep_text else None,
             salt=secrets.randbits(63),
         )
         with tempfile.NamedTemporaryFile("w", suffix=".json", prefix="headrace-job-", delete=False) as file:
@@ -228,7 +230,7 @@ class LiveLoad:
         if self._done is None:
             await self._child.end(5.0)
             why = self._error or f"the load process died (exit code {self._child.code()})"
-            return LoadEnd({}, interrupted=True, lost=why)
+            return LoadEnd({}, interrupted=False, lost=why)
         observed, error = None, self._done.get("observe_error")
         file = self._order.folder / "observed.arrow"
         if error is None and file.exists():
@@ -249,5 +251,7 @@ class LiveLoad:
 
     async def _next(self) -> dict[str, Any] | None:
         line = await self._child.read_line()
-        event: dict[str, Any] | None = json.loads(line) if line else None
+        if not line.endswith(b"\n"):  # its end, or half a line of one that was killed
+            return None
+        event: dict[str, Any] = json.loads(line)
         return event

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ _PR_SET_PDEATHSIG = 1
 _LINE_LIMIT = 1 << 24
 
 
-def _with_parent() -> None:
-    """In the child: be killed when the process that started it is gone, whatever ended that (Linux)."""
+def _with_parent(parent: int) -> None:
+    """In the child: be ended when the process that started it is gone, whatever ended that (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() == 1:
+        if os.getppid() != parent:  # it was gone before the line above
             os._exit(1)
 
 
@@ -41,7 +42,7 @@ class Child:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=file,
                 start_new_session=True,
-                preexec_fn=_with_parent,
+                preexec_fn=partial(_with_parent, os.getpid()),
                 limit=_LINE_LIMIT,
             )
         return Child(process)

@@ -6,10 +6,11 @@ import asyncio
 import secrets
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -19,24 +20,26 @@ from faults.invariants import check
 from headrace import prepare
 from headrace.attributing import attribute_run
 from headrace.console import View
-from headrace.errors import UsageFailed
+from headrace.errors import Interrupted, UsageFailed
 from headrace.live import live_site, target_override
 from headrace.manifest import manifest
 from headrace.site import LEAD_NS, RECORDS, Load, LoadEnd, LoadOrder, Site
 from headrace.verdict import Outcome, conclude
 from headrace.virtual import virtual_site
 from headrace.watching import Watcher
+from loadgen.accounts import unaccounted
 from loadgen.clock import Clock, monotonic, run_virtual, sleep_until
 from loadgen.flight import Timeouts
 from loadgen.health import merged
 from loadgen.plan import Plan
 from loadgen.plan_io import write_plan
 from loadgen.scrape import Scraper
+from results.record import Record
 from results.recordfile import read_list
 from results.run import Run, RunData, RunError
 from scenarios import parts
 from scenarios.load import resolved
-from scenarios.schema import Scenario
+from scenarios.schema import Scenario, UrlTarget
 
 QUIET_LIMIT_S = 15.0
 """How long after the load an engine may need until nothing runs in it and all its workers are back."""
@@ -57,7 +60,7 @@ class Options:
 
 
 def run_scenario(path: Path, options: Options, view: View) -> Outcome:
-    """Load the file, run it live or in virtual time, judge it. Raises UsageFailed, TargetFailed."""
+    """Load the file, run it live or in virtual time, judge it. Raises BenchError."""
     if options.virtual and options.target is not None:
         raise UsageFailed("--virtual and --target exclude each other: a URL has no virtual time")
     overrides = options.overrides
@@ -69,6 +72,11 @@ def run_scenario(path: Path, options: Options, view: View) -> Outcome:
             data = run_virtual(lambda clock: run(scenario, options, clock, view))
         else:
             data = asyncio.run(run(scenario, options, monotonic, view))
+    except (KeyboardInterrupt, asyncio.CancelledError) as stopped:
+        raise Interrupted(
+            "interrupted before there was a verdict",
+            "What was recorded is in the run directory; `bench report RUN` judges it.",
+        ) from stopped
     finally:
         view.close()
     return conclude(data)
@@ -103,15 +111,15 @@ async def _play(
         async with Conductor(scenario.faults, stage) as conductor:
             watcher.faults = conductor.windows
             end = await load.finished()
-            if end.interrupted:
+            if end.interrupted or end.lost is not None:
                 await conductor.stop()
         watcher.say("waiting until the target is quiet")
         await _quiet(site)
-    scraping.cancel()
-    await asyncio.sleep(scraper.interval)  # MEASUREMENT C40: one interval, then the last word
-    await scraper.once()
-    await _audit(folder, site, "after")
-    return await _collect(scenario, plan, folder, site, end, conductor, scraper, t0)
+        scraping.cancel()
+        await asyncio.sleep(scraper.interval)  # MEASUREMENT C40: one interval, then the last word
+        await scraper.once()
+        await _audit(folder, site, "after")
+        return await _collect(scenario, plan, folder, site, load, end, conductor, scraper, t0)
 
 
 async def _collect(
@@ -119,17 +127,21 @@ async def _collect(
     plan: Plan,
     folder: Run,
     site: Site,
+    load: Load,
     end: LoadEnd,
     conductor: Conductor,
     scraper: Scraper,
     t0: int,
 ) -> RunData:
     """Everything that the judge looks at, as files and as one value."""
-    truth = await site.controls.truth() if site.own and site.died() is None else None
+    truth = await _truth(site)
+    records = read_list(folder.path / RECORDS)
+    if end.lost is not None:
+        records += _left_open(scenario, plan, folder, load, records, end.lost)
     folder.records.close()
     seen = Seen(
         plan,
-        read_list(folder.path / RECORDS),
+        records,
         truth,
         t0 if site.own else None,
         folder.audits,
@@ -149,6 +161,19 @@ async def _collect(
         target_error=site.died(),
         load_error=end.lost,
     )
+
+
+def _left_open(
+    scenario: Scenario, plan: Plan, folder: Run, load: Load, records: list[Record], why: str
+) -> list[Record]:
+    """Records for what a load process that died leaves open: `unknown` (MEASUREMENT C23)."""
+    target = scenario.target
+    model = target.model if isinstance(target, UrlTarget) else target.engine.model
+    missing = unaccounted(plan, {record.id for record in records}, model, why)
+    for record in missing:
+        record.request_id = load.request_id(record.id)  # the target may have served it all the same
+        folder.records.append(record)
+    return missing
 
 
 def _folder(scenario: Scenario, plan: Plan, options: Options) -> Run:
@@ -226,7 +251,15 @@ def _stopped_by_ctrl_c(load: Load, watcher: Watcher) -> Iterator[None]:
 
 async def _audit(folder: Run, site: Site, when: str) -> None:
     if site.own and site.died() is None:
-        folder.audit({"when": when, **await site.controls.audit()})
+        with suppress(OSError):  # it died just now: site.died() tells, and the run ends with that
+            folder.audit({"when": when, **await site.controls.audit()})
+
+
+async def _truth(site: Site) -> list[dict[str, Any]] | None:
+    if site.own and site.died() is None:
+        with suppress(OSError):
+            return await site.controls.truth()
+    return None
 
 
 async def _quiet(site: Site) -> None:
@@ -234,7 +267,10 @@ async def _quiet(site: Site) -> None:
     then the last audit shows what is wrong."""
     end = site.clock() + round(QUIET_LIMIT_S * 1e9)
     while site.own and site.died() is None and site.clock() < end:
-        state = await site.controls.state()
+        try:
+            state = await site.controls.state()
+        except OSError:
+            return
         if not state["requests"] and all(row["state"] == "in_rotation" for row in state["workers"]):
             return
         await asyncio.sleep(0.25)

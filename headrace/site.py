@@ -18,6 +18,8 @@ LEAD_NS = 3_000_000_000
 """From the load being told to start until t0: bodies are made at least 2 s before they are due."""
 RECORDS = "records-0.arrow"
 """In the run directory: what the load writes while it runs."""
+TEXTS = "texts.jsonl"
+"""In the run directory, only with ``--keep-text``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from engine.fleet.inproc import InprocPool
 from engine.model.loader import identity, load_runner, load_tokenizer, with_kv_blocks
 from faults.fault import Controls
 from headrace.errors import UsageFailed
-from headrace.site import RECORDS, LoadEnd, LoadOrder, OnTick
+from headrace.site import RECORDS, TEXTS, LoadEnd, LoadOrder, OnTick
 from loadgen.clock import Clock
 from loadgen.driver import Driver
 from loadgen.health import driver_signals
@@ -30,6 +30,7 @@ from loadgen.observe import Kept, keep, observe, tokenizer_of
 from loadgen.render import Rendered, Renderer
 from loadgen.targets import TARGETS
 from loadgen.text import Prompter, TextMaker
+from loadgen.texts import write_texts
 from loadgen.timeline import Exchange
 from loadgen.transport import HttpRequest, Sink
 from results.run import RecordWriter
@@ -197,6 +198,8 @@ class VirtualLoad:
         await self._task
         self._records.close()
         self._on_tick(asdict(self._driver.snapshot()))
+        if self._order.keep_text:
+            write_texts(self._kept, self._order.folder / TEXTS)
         tokenize = tokenizer_of(self._transport, self._dialect)
         observed = await observe(self._kept, tokenize, SALT, "virtual")
         return LoadEnd(driver_signals(self._driver).as_dict(), self._interrupted, observed)

@@ -48,6 +48,8 @@ class LoadJob:
     """On CLOCK_MONOTONIC; None = told later, by ``{"start": ns}``."""
     observed: str | None = None
     """Where to write what attribution may see; our own engine only."""
+    texts: str | None = None
+    """Where to write prompts and answers; None = they are not stored."""
     salt: int | None = None
     """Of the observed hashes; load processes of one run must share it."""
 

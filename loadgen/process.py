@@ -30,6 +30,7 @@ from loadgen.observed_io import write_observed
 from loadgen.plan_io import read_plan
 from loadgen.render import Rendered
 from loadgen.targets import Dialect
+from loadgen.texts import write_texts
 from loadgen.timeline import Exchange
 from results.record import Record
 from results.recordfile import RecordWriter
@@ -89,6 +90,8 @@ class _LoadProcess:
             done = {"event": "done", "signals": signals, "interrupted": self._interrupted}
             if job.observed is not None and dialect.own:
                 done["observe_error"] = await self._observe(client, dialect, Path(job.observed))
+            if job.texts is not None:
+                write_texts(self._kept, Path(job.texts))
             self._emit(done)
             return OK
         finally:
@@ -122,7 +125,8 @@ class _LoadProcess:
 
     def _on_close(self, exchange: Exchange, rendered: Rendered | None) -> None:
         self._recorder.append(exchange.record)
-        if self._job.observed is not None and rendered is not None:
+        wanted = self._job.observed is not None or self._job.texts is not None
+        if wanted and rendered is not None:
             kept = keep(exchange, rendered.messages)
             if kept is not None:
                 self._kept.append(kept)

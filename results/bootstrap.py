@@ -48,12 +48,11 @@ class Blocks:
 
     def weights(self) -> Counts:
         """How often each draw has each request, shape [draws, n]."""
-        draws = len(self.starts)
-        edges = np.zeros((draws, self.n + 1), dtype=np.int32)
-        rows = np.arange(draws)[:, None]
-        np.add.at(edges, (rows, self.starts), 1)
-        np.add.at(edges, (rows, self.starts + self.length), -1)
-        return np.cumsum(edges[:, :-1], axis=1).astype(np.float32)
+        draws, width = len(self.starts), self.n + 1
+        row = np.arange(draws)[:, None] * width
+        begins = np.bincount((row + self.starts).ravel(), minlength=draws * width)
+        ends = np.bincount((row + self.starts + self.length).ravel(), minlength=draws * width)
+        return np.cumsum((begins - ends).reshape(draws, width)[:, :-1], axis=1).astype(np.float32)
 
 
 @lru_cache(maxsize=8)

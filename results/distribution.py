@@ -9,10 +9,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from results.bootstrap import QuantileDraws, mean_interval
-from results.metrics import Metric, Samples
+from results.metrics import Samples
 from results.outcomes import Mask
 from results.quantiles import (
     QUANTILES,
@@ -54,12 +53,6 @@ class Distribution:
     samples: Samples
     pooled: bool = False
     _cache: dict[str, Estimate] = field(default_factory=dict)
-
-    @staticmethod
-    def of(metric: Metric, data: pd.DataFrame) -> Distribution:
-        """``data`` must be in due order."""
-        assert metric.samples is not None, f"{metric.name} has no samples"
-        return Distribution(metric.samples(data), metric.pooled)
 
     @property
     def n(self) -> int:

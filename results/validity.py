@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from results.distribution import Distribution
 from results.judging import HealthLimits
 from results.metrics import METRICS
 from results.quantiles import Values, quantile
+from results.record import Outcome
 from results.run import RunData
 from results.view import View
 
@@ -126,7 +126,7 @@ def collect(data: RunData, view: View) -> Signals:
     missing: dict[str, str] = {}
     sent = view.window
     for rule, metric in (("H1", "client_lag"), ("H3", "pool_wait")):
-        values[rule] = _p99(Distribution.of(METRICS[metric], sent).samples.values)
+        values[rule] = _p99(view.distribution(metric, view.in_window).samples.values)
         missing[rule] = "no request was sent" if rule == "H1" else "no connection was reused"
     _from_load_process(data, values, missing)
     values["H7"] = _rate_deviation(view)
@@ -180,12 +180,14 @@ def _rate_deviation(view: View) -> float | None:
 
 
 def _without_record(data: RunData) -> float | None:
-    """Planned ids without a record, and records beyond one per id and attempt."""
+    """Planned ids without a record, records beyond one per id and attempt, and records that only say that
+    the load process died before there was one."""
     if data.plan is None:
         return None
     ids = data.records[["id", "attempt"]]
     doubled = int(ids.duplicated().sum())
-    return float(len(set(data.plan["id"]) - set(data.records["id"])) + doubled)
+    unknown = int((data.records["outcome"] == Outcome.UNKNOWN).sum())
+    return float(len(set(data.plan["id"]) - set(data.records["id"])) + doubled + unknown)
 
 
 REQUESTS_TOTAL = "headrace_router_requests_total"
@@ -236,8 +238,8 @@ def _gateway_difference(data: RunData, view: View) -> tuple[float | None, str]:
 
 def _medians(view: View, enough: int) -> tuple[float, ...]:
     found = []
-    for rows in view.by_class().values():
-        samples = Distribution.of(METRICS["ttft"], rows[rows["outcome"] == "completed"])
-        if samples.n >= enough:
-            found.append(float(np.median(samples.samples.values)))
+    for name in view.by_class():
+        ttft = view.distribution("ttft", view.in_window & view.of_class(name))
+        if ttft.n >= enough:
+            found.append(float(np.median(ttft.samples.values)))
     return tuple(found)

@@ -11,7 +11,7 @@ import pandas as pd
 from results.distribution import Distribution
 from results.goodput import Marks, mark
 from results.judging import Judging
-from results.metrics import METRICS, Kind
+from results.metrics import METRICS, Kind, Samples
 from results.outcomes import Mask, prepared
 from results.rates import Spans
 from results.run import RunData
@@ -50,6 +50,7 @@ class View:
     faults: dict[str, tuple[int, int]]
     """Span of each injected fault: injected to recovered (MEASUREMENT C47), ns since t0."""
     _distributions: dict[tuple[str, bytes], Distribution] = field(default_factory=dict, repr=False)
+    _all_samples: dict[str, Samples] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def of(run: RunData) -> View:
@@ -103,8 +104,19 @@ class View:
         kept = rows if found.kind is Kind.LAG else rows & self.marks.completed
         key = (metric, kept.tobytes())
         if key not in self._distributions:
-            self._distributions[key] = Distribution.of(found, self.data[kept])
+            samples = self._samples(metric)
+            chosen = kept[samples.owners]
+            part = Samples(samples.values[chosen], samples.owners[chosen])
+            self._distributions[key] = Distribution(part, found.pooled)
         return self._distributions[key]
+
+    def _samples(self, metric: str) -> Samples:
+        """Of all records; every distribution is a part of them."""
+        if metric not in self._all_samples:
+            of = METRICS[metric].samples
+            assert of is not None, f"{metric} has no samples"
+            self._all_samples[metric] = of(self.data)
+        return self._all_samples[metric]
 
     @property
     def window_spans(self) -> Spans:
