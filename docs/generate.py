@@ -10,7 +10,7 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin
@@ -37,7 +37,7 @@ def regenerated(text: str) -> str:
     return _BLOCK.sub(lambda found: f"{found[1]}{BLOCKS[found[2]]()}{found[3]}", text)
 
 
-def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """A Markdown table."""
     lines = [head, tuple("-" for _ in head), *(tuple(_cell(cell) for cell in row) for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -134,7 +134,9 @@ def metric_kinds() -> str:
 
 def counters() -> str:
     rows = [
-        (f"`{group}.{name}`", kind.value) for group, members in COUNTERS.items() for name, kind in members.items()
+        (f"`{group}.{name}`", kind.value)
+        for group, members in COUNTERS.items()
+        for name, kind in members.items()
     ]
     return table(("counter", "kind"), rows)
 

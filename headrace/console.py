@@ -68,15 +68,15 @@ class Lines:
     _spoke: float = -10.0
 
     def step(self, text: str) -> None:
-        err.print(text, highlight=False)
+        err.print(text, highlight=False, soft_wrap=True)
 
     def tick(self, tick: Tick) -> None:
         if tick.elapsed - self._spoke >= 10:
             self._spoke = tick.elapsed
-            err.print(_line(tick), highlight=False)
+            err.print(_line(tick), highlight=False, soft_wrap=True)
 
     def note(self, text: str) -> None:
-        err.print(f"  {text}", highlight=False)
+        err.print(f"  {text}", highlight=False, soft_wrap=True)
 
     def close(self) -> None: ...
 
@@ -105,7 +105,7 @@ class Watch:
         self._show(Group(Text(_line(tick), style="bold"), table))
 
     def note(self, text: str) -> None:
-        err.print(f"  {text}", highlight=False)
+        err.print(f"  {text}", highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         if self._started:
@@ -165,7 +165,7 @@ def progress(title: str, quiet: bool) -> Iterator[Callable[[int, int | None], No
 
 
 def say(text: str) -> None:
-    out.print(text, highlight=False)
+    out.print(text, highlight=False, soft_wrap=True)
 
 
 def hint(text: str) -> None:
@@ -174,7 +174,8 @@ def hint(text: str) -> None:
 
 
 def complain(error: BenchError) -> None:
-    err.print(Text("error: ", style="bold red"), Text("\n".join(error.lines)), sep="", highlight=False)
+    """Lines are never wrapped: a program may look for ``file:line:``."""
+    err.print(Text("error: ", style="bold red"), Text("\n".join(error.lines)), sep="", soft_wrap=True)
 
 
 def show_json(value: Any) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from results.goodput import mark
@@ -113,6 +113,7 @@ def test_tokens_are_counted_when_they_come(record: Make, run_of: MakeRun) -> Non
 lives = st.lists(st.tuples(st.integers(-50, 150), st.integers(0, 100)), min_size=1, max_size=30)
 
 
+@settings(max_examples=30)
 @given(lives)
 def test_littles_law_holds_exactly(spans: list[tuple[int, int]]) -> None:
     """The mean number in flight times the window is the sum of the clipped lives."""

@@ -73,39 +73,39 @@ def test_every_null_has_a_reason(record: Make, run_of: MakeRun) -> None:
         assert unexplained == []
 
 
-@pytest.mark.parametrize(
-    ("text", "verdict"),
-    [
-        ("ttft.p50 < 200ms", "PASS"),
-        ("ttft.p50 < 50ms", "FAIL"),
-        ("ttft.mean == 100ms", "PASS"),
-        ("ttft.p99.9 < 1s", "INCONCLUSIVE"),
-        ("ttft.count == 200", "PASS"),
-        ("completed == 200", "PASS"),
-        ("dropped > 0", "FAIL"),
-        ("http_error.share <= 0%", "PASS"),
-        ("attainment >= 99%", "PASS"),
-        ("asked_rate > 19/s", "PASS"),
-        ("goodput > 30/s", "FAIL"),
-        ("completed_share == 1", "PASS"),
-        ("hit_token_weighted > 1%", "INCONCLUSIVE"),
-        ("hit_theoretical > 1%", "INCONCLUSIVE"),
-        ("invariants.failed == 0", "INCONCLUSIVE"),
-        ("kv.leaked_blocks == 0", "INCONCLUSIVE"),
-        ("recovery.seconds < 5s", "INCONCLUSIVE"),
-        ("ttft.p50 during crash < 1s", "INCONCLUSIVE"),
-        ("ttft.p50 during steady < 1s", "PASS"),
-        ("ttft.mean regression < 5%", "INCONCLUSIVE"),
-        ("default{turn=first}.ttft.p50 < 1s", "PASS"),
-        ("default{turn=later}.ttft.p50 < 1s", "INCONCLUSIVE"),
-        ("queue_wait.p50 < 1s", "INCONCLUSIVE"),
-    ],
-)
-def test_gate_verdict(text: str, verdict: str, record: Make, run_of: MakeRun) -> None:
+GATES = {
+    "ttft.p50 < 200ms": "PASS",
+    "ttft.p50 < 50ms": "FAIL",
+    "ttft.mean == 100ms": "PASS",
+    "ttft.p99.9 < 1s": "INCONCLUSIVE",
+    "ttft.count == 200": "PASS",
+    "completed == 200": "PASS",
+    "dropped > 0": "FAIL",
+    "http_error.share <= 0%": "PASS",
+    "attainment >= 99%": "PASS",
+    "asked_rate > 19/s": "PASS",
+    "goodput > 30/s": "FAIL",
+    "completed_share == 1": "PASS",
+    "hit_token_weighted > 1%": "INCONCLUSIVE",
+    "hit_theoretical > 1%": "INCONCLUSIVE",
+    "invariants.failed == 0": "INCONCLUSIVE",
+    "kv.leaked_blocks == 0": "INCONCLUSIVE",
+    "recovery.seconds < 5s": "INCONCLUSIVE",
+    "ttft.p50 during crash < 1s": "INCONCLUSIVE",
+    "ttft.p50 during steady < 1s": "PASS",
+    "ttft.mean regression < 5%": "INCONCLUSIVE",
+    "default{turn=first}.ttft.p50 < 1s": "PASS",
+    "default{turn=later}.ttft.p50 < 1s": "INCONCLUSIVE",
+    "queue_wait.p50 < 1s": "INCONCLUSIVE",
+}
+
+
+def test_gate_verdicts(record: Make, run_of: MakeRun) -> None:
     """A gate passes, fails, or says why it cannot be decided."""
-    gate = gate_of(run_of(many(record, 200)), text)
-    assert gate["verdict"] == verdict
-    assert (gate["reason"] is not None) == (verdict == "INCONCLUSIVE")
+    gates = judge(run_of(many(record, 200), gates=tuple(GATES)))["gates"]
+    assert {gate["text"]: gate["verdict"] for gate in gates} == GATES
+    for gate in gates:
+        assert (gate["reason"] is not None) == (gate["verdict"] == "INCONCLUSIVE")
 
 
 def test_between_pass_and_fail_the_interval_decides(record: Make, run_of: MakeRun) -> None:

@@ -21,7 +21,7 @@ from engine.model import load_runner, load_tokenizer  # noqa: E402
 from engine.model.llama_config import TINY  # noqa: E402
 from engine.model.pull import is_pulled, model_folder  # noqa: E402
 from engine.request import Finish, Request, Sampling  # noqa: E402
-from engine.runner.base import StepPlan, StepResult  # noqa: E402
+from engine.runner.base import Row, StepPlan, StepResult  # noqa: E402
 from engine.worker import Worker  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -210,3 +210,22 @@ def test_together_in_chunks_cold_and_from_hits(case):
     worker = case.worker(chunk=64)
     assert not any(hits(case.generate(worker, case.prompts)).values())
     assert hits(case.generate(worker, case.prompts)) == all_but_the_last_token(case.prompts)
+
+
+@pytest.mark.model
+def test_smollm2_answers_sensibly():
+    """A wrong order of rotary pairs would agree with transformers on the same folder, and talk nonsense."""
+    if not is_pulled(model_folder("smollm2-135m")):
+        pytest.skip("smollm2-135m is not pulled: run bench model pull smollm2-135m")
+    config = EngineConfig(dtype="fp32")
+    tokenizer, runner = load_tokenizer(config), load_runner(config)
+    runner.allocate(8, BLOCK)
+    known = tokenizer.encode(
+        tokenizer.render_chat([{"role": "user", "content": "What is the capital of France?"}])
+    )
+    prompt, computed = len(known), 0
+    for draw in range(7):
+        row = Row(1, computed, array("I", known[computed:]), tuple(range(1, 9)), True, draw=draw)
+        computed = len(known)
+        known += runner.execute(StepPlan(draw, (row,))).tokens
+    assert tokenizer.decode(known[prompt:]) == "The capital of France is Paris."

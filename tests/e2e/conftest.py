@@ -1,0 +1,164 @@
+"""`bench` as a process of its own, as a user starts it, and a look at whatever it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from results.recordfile import read_stream
+
+_MARK = "HEADRACE_TEST_MARK"
+LIMIT_S = 120.0
+"""For what takes a few seconds on a machine with nothing else to do."""
+
+
+def until(condition: Callable[[], Any], seconds: float = LIMIT_S) -> Any:
+    """Poll real processes; returns what made the condition true."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.02)
+    return found
+
+
+@dataclass
+class Bench:
+    """One `bench` process and all its descendants, which carry a mark in their environment.
+
+    ``private`` is where they put temporary files: short, since unix sockets live there.
+    """
+
+    folder: Path
+    private: Path
+    mark: str = field(default_factory=lambda: secrets.token_hex(8))
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def run_dir(self) -> Path:
+        return self.folder / "run"
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, _MARK: self.mark, "TMPDIR": str(self.private), "OMP_NUM_THREADS": "1"}
+        with self.stdout.open("ab") as out, self.stderr.open("ab") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "headrace.cli", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=environment,
+                cwd=self.folder,
+                start_new_session=True,
+            )
+        return self.process
+
+    def run(self, *arguments: str) -> int:
+        """Start and wait; returns the exit code."""
+        self.start(*arguments)
+        return self.wait()
+
+    def wait(self) -> int:
+        assert self.process is not None
+        return self.process.wait(LIMIT_S)
+
+    @property
+    def stdout(self) -> Path:
+        return self.folder / "stdout"
+
+    @property
+    def stderr(self) -> Path:
+        return self.folder / "stderr"
+
+    def said(self, text: str) -> bool:
+        """Whether ``text`` stands on stderr by now. Fails if the process has ended without it."""
+        assert self.process is not None
+        ended = self.process.poll() is not None
+        there = text in self.stderr.read_text()
+        assert there or not ended, self.stderr.read_text()
+        return there
+
+    def last_line(self) -> dict[str, Any]:
+        line: dict[str, Any] = json.loads(self.stdout.read_text().splitlines()[-1])
+        return line
+
+    def summary(self) -> dict[str, Any]:
+        summary: dict[str, Any] = json.loads((self.run_dir / "summary.json").read_text())
+        return summary
+
+    def faults(self) -> dict[str, dict[str, Any]]:
+        lines = (self.run_dir / "faults.jsonl").read_text().splitlines()
+        return {fault["id"]: fault for fault in map(json.loads, lines)}
+
+    def closed_records(self) -> int:
+        """How many records the load process has handed to the disk so far."""
+        with suppress(FileNotFoundError, pa.ArrowInvalid):
+            return int(read_stream(self.run_dir / "records-0.arrow")[0].num_rows)
+        return 0
+
+    def processes(self, command: str = "") -> list[int]:
+        """Living processes of this run whose command line contains ``command``; `bench` itself is one."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with suppress(OSError):
+                    mine = f"{_MARK}={self.mark}".encode() in (entry / "environ").read_bytes()
+                    if mine and command.encode() in (entry / "cmdline").read_bytes().replace(b"\0", b" "):
+                        found.append(int(entry.name))
+        return found
+
+    def the(self, command: str) -> int:
+        """The one process with this in its command line."""
+        (pid,) = self.processes(command)
+        return pid
+
+    def nothing_left(self) -> bool:
+        """No process, and so no socket that listens, and no temporary file."""
+        return not self.processes() and not list(self.private.iterdir())
+
+    def clear(self) -> None:
+        for pid in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if self.process is not None:
+            self.process.wait(10)
+        shutil.rmtree(self.private, ignore_errors=True)
+
+
+@pytest.fixture
+def benches(tmp_path: Path) -> Iterator[Callable[[], Bench]]:
+    """Makes benches with folders of their own; whatever a failed test leaves of them is ended."""
+    made: list[Bench] = []
+
+    def make() -> Bench:
+        folder = tmp_path / str(len(made))
+        folder.mkdir()
+        made.append(Bench(folder, Path(tempfile.mkdtemp(prefix="hr"))))
+        return made[-1]
+
+    yield make
+    for bench in made:
+        bench.clear()
+
+
+@pytest.fixture
+def bench(benches: Callable[[], Bench]) -> Bench:
+    return benches()
+
+
+@pytest.fixture(name="until")
+def _until() -> Callable[..., Any]:
+    return until

@@ -1,0 +1,193 @@
+"""`bench run` on processes and sockets, and what happens to it when something of it is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+SCENARIO = """\
+# Does a run end well, whatever is killed?
+headrace: 1
+seed: 5
+target:
+  engine: {{model: simulated, workers: 2, memory: {{kv_blocks: 256}}}}
+classes:
+  ping: {{limits: {{input: 256, output: 64, total: 256}}}}
+phases: {{warmup: 0s, window: {window}, drain: 5s}}
+load:
+  - {{class: ping, arrival: {{type: constant, rate: 8/s}}, workload: {{type: fixed, input: 40, output: 20}}}}
+faults: {faults}
+gates: [attainment >= 50%, kv.leaked_blocks == 0]
+"""
+FILES = {
+    "attribution.json",
+    "attribution.parquet",
+    "audits.jsonl",
+    "engine.log",
+    "judging.json",
+    "load.log",
+    "manifest.json",
+    "observed.arrow",
+    "plan.parquet",
+    "records.parquet",
+    "report.html",
+    "scenario.yaml",
+    "scrapes.parquet",
+    "summary.json",
+    "truth.parquet",
+}
+
+
+def write_scenario(folder: Path, window: str = "4s", faults: str = "[]") -> str:
+    (folder / "drill.yaml").write_text(SCENARIO.format(window=window, faults=faults))
+    return "drill.yaml"
+
+
+def failed_invariants(summary):
+    return summary["invariants"]["failed"]
+
+
+def one_record_each(run_dir: Path) -> pd.DataFrame:
+    """The records, exactly one for each planned request."""
+    records = pd.read_parquet(run_dir / "records.parquet")
+    plan = pd.read_parquet(run_dir / "plan.parquet")
+    assert sorted(records["id"]) == sorted(plan["id"])
+    assert records["outcome"].notna().all()
+    return records
+
+
+def test_a_run_from_start_to_end(bench):
+    """Every planned request has one record, the invariants hold, all files are there, and no process,
+    socket or temporary file stays behind."""
+    code = bench.run("run", "smoke", "--out", "run")
+    last, summary = bench.last_line(), bench.summary()
+    assert code in (0, 1, 4), bench.stderr.read_text()
+    assert set(last) == {"verdict", "client", "interrupted", "exit", "run"}
+    assert (last["exit"], last["verdict"], last["run"]) == (code, summary["verdict"], "run")
+    assert last["interrupted"] is False
+    assert bench.nothing_left()
+    assert {file.name for file in bench.run_dir.iterdir()} == FILES | {"faults.jsonl"}
+    records = one_record_each(bench.run_dir)
+    truth = pd.read_parquet(bench.run_dir / "truth.parquet")
+    assert set(truth["id"]) <= set(records["request_id"])
+    assert failed_invariants(summary) == []
+    assert summary["invariants"]["checked"] >= 15
+    (leaked,) = [gate for gate in summary["gates"] if gate["text"] == "kv.leaked_blocks == 0"]
+    assert (leaked["verdict"], leaked["value"]) == ("PASS", 0)
+    assert summary["client"]["rows"]["H9"]["value"] == summary["client"]["rows"]["H10"]["value"] == 0
+    hangup = bench.faults()["hangup"]
+    assert hangup["error"] is None
+    assert None not in (hangup["proven"], hangup["healed"])
+    assert (records["outcome"] == "cancelled_by_plan").sum() >= 1
+
+
+def test_ctrl_c_heals_and_keeps_what_was_measured(bench, until):
+    """Ctrl-C while a worker is frozen: it is thawed and back, every request has its outcome, the summary
+    says interrupted, exit 4."""
+    faults = "[{id: ice, type: freeze_worker, worker: 0, at: 1s, for: 60s}]"
+    bench.start("run", write_scenario(bench.folder, "90s", faults), "--out", "run")
+    until(lambda: bench.said("ice (freeze_worker) injected"))
+    assert bench.process is not None
+    bench.process.send_signal(signal.SIGINT)
+    assert bench.wait() == 4, bench.stderr.read_text()
+    assert bench.nothing_left()
+    ice = bench.faults()["ice"]
+    assert ice["injected"] < ice["healed"] < 60e9
+    last, summary = bench.last_line(), bench.summary()
+    assert last["interrupted"] is summary["interrupted"] is True
+    assert (last["exit"], last["verdict"]) == (4, "inconclusive")
+    assert failed_invariants(summary) == []
+    records = one_record_each(bench.run_dir)
+    assert (records["outcome"] == "completed").any()
+    assert (records["error"] == "interrupted").sum() > 500
+
+
+def test_a_second_ctrl_c_ends_at_once(bench, until):
+    """The impatient get no verdict, and still nothing is left but a run directory that can be judged."""
+    faults = "[{id: ice, type: freeze_worker, worker: 0, at: 1s, for: 60s}]"
+    bench.start("run", write_scenario(bench.folder, "90s", faults), "--out", "run")
+    until(lambda: bench.said("ice (freeze_worker) injected"))
+    assert bench.process is not None
+    bench.process.send_signal(signal.SIGINT)
+    until(lambda: bench.said("interrupted: healing"))
+    bench.process.send_signal(signal.SIGINT)
+    assert bench.wait() == 4
+    assert "Traceback" not in bench.stderr.read_text()
+    assert bench.nothing_left()
+    assert bench.run("report", "run") == 4
+    assert bench.last_line()["interrupted"] is True
+
+
+def test_ctrl_c_while_the_engine_starts(bench, until):
+    """Before there is any load it is exit 4 with one line, and the engine is gone."""
+    bench.start("run", write_scenario(bench.folder), "--out", "run")
+    until(lambda: bench.processes("engine.process"))
+    assert bench.process is not None
+    bench.process.send_signal(signal.SIGINT)
+    assert bench.wait() == 4
+    assert "Traceback" not in bench.stderr.read_text()
+    assert "interrupted before there was a verdict" in bench.stderr.read_text()
+    assert bench.nothing_left()
+
+
+def test_a_load_process_that_is_killed_is_no_smaller_run(bench, until):
+    """kill -9 of the load: what was on disk is judged, the rest counts as unknown, and the client is not
+    believed."""
+    bench.start("run", write_scenario(bench.folder, "6s"), "--out", "run")
+    kept = until(lambda: (n := bench.closed_records()) >= 8 and n)
+    os.kill(bench.the("loadgen.process"), signal.SIGKILL)
+    assert bench.wait() == 4, bench.stderr.read_text()
+    assert bench.nothing_left()
+    summary = bench.summary()
+    assert bench.last_line()["client"] == summary["client"]["verdict"] == "invalid"
+    assert summary["verdict"] == "inconclusive"
+    assert summary["interrupted"] is False
+    assert summary["reason"] == summary["incomplete"] == "the load process died (exit code -9)"
+    outcomes = one_record_each(bench.run_dir)["outcome"].value_counts()
+    assert outcomes["completed"] >= kept
+    assert outcomes["unknown"] == 48 - outcomes["completed"] > 0
+    assert summary["client"]["rows"]["H9"]["value"] == outcomes["unknown"]
+    assert summary["classes"]["ping"]["planned"] == 48
+    assert failed_invariants(summary) == []
+
+
+def test_an_engine_that_dies_by_itself_is_an_error(bench, until):
+    """kill -9 of the engine: exit 3 with the reason, and one outcome for each planned request."""
+    bench.start("run", write_scenario(bench.folder, "6s"), "--out", "run")
+    until(lambda: bench.closed_records() >= 8)
+    os.kill(bench.the("-m engine "), signal.SIGKILL)
+    assert bench.wait() == 3, bench.stderr.read_text()
+    assert bench.processes() == []
+    last, summary = bench.last_line(), bench.summary()
+    assert (last["exit"], last["verdict"]) == (3, "error")
+    assert summary["reason"] == "the engine process ended by itself with exit code -9"
+    outcomes = one_record_each(bench.run_dir)["outcome"].value_counts()
+    assert outcomes["completed"] >= 8
+    assert outcomes["connect_error"] > 0
+    assert outcomes.sum() == 48
+
+
+def test_a_killed_bench_takes_everything_with_it(bench, until):
+    """kill -9 of bench: load, engine and a frozen worker end by themselves; the run directory can still
+    be judged and says that it was cut short."""
+    faults = "[{id: ice, type: freeze_worker, worker: 0, at: 1s, for: 60s}]"
+    bench.start("run", write_scenario(bench.folder, "90s", faults), "--out", "run")
+    until(lambda: bench.said("ice (freeze_worker) injected") and bench.closed_records() >= 8)
+    assert len(bench.processes()) == 5
+    assert bench.process is not None
+    bench.process.kill()
+    assert bench.wait() == -signal.SIGKILL
+    until(lambda: not bench.processes(), 20)
+    assert bench.run("report", "run") == 4
+    assert bench.last_line()["verdict"] == "inconclusive"
+    summary = json.loads((bench.run_dir / "summary.json").read_text())
+    assert summary["incomplete"].startswith("the run did not finish")
+    assert "the run did not finish" in bench.stdout.read_text()
+    assert (bench.run_dir / "report.html").exists()
