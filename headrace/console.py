@@ -21,8 +21,9 @@ from rich.text import Text
 from headrace.errors import BenchError
 from results.report import terminal
 
-out = Console(soft_wrap=not sys.stdout.isatty())
-err = Console(stderr=True, soft_wrap=not sys.stderr.isatty())
+# A table in a pipe is as wide as it needs; a line is not wrapped, a program may look for ``file:line:``.
+out = Console() if sys.stdout.isatty() else Console(soft_wrap=True, width=160, height=50)
+err = Console(stderr=True) if sys.stderr.isatty() else Console(stderr=True, soft_wrap=True)
 
 _BARS = " ▁▂▃▄▅▆▇█"
 

@@ -44,6 +44,9 @@ class Evidence:
     contract: str
     """held, violated or unverified"""
     strict: bool = False
+    cut_short: str | None = None
+    """Why the window is not whole, if it is not: shares and rates over it, which count what was never
+    sent, then decide nothing."""
 
     def fault(self, name: str) -> dict[str, Any] | None:
         return next((f for f in self.faults if f.get("id") == name), None)
@@ -81,6 +84,8 @@ def _why_undecidable(gate: Gate, evidence: Evidence) -> str | None:
     if gate.regression:
         return "no baseline runs to compare with"
     if gate.needs_client:
+        if evidence.cut_short is not None and gate.kind is not Kind.LATENCY:
+            return evidence.cut_short
         if evidence.health.verdict == "invalid":
             return f"the client was invalid ({', '.join(evidence.health.reasons)})"
         if evidence.strict and evidence.health.verdict == "degraded":

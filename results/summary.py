@@ -52,7 +52,13 @@ def judge(data: RunData, judging: Judging | None = None) -> dict[str, Any]:
         view.data, judging.window, (shed["rejected"] + shed["expired"]) / planned if planned else 0.0
     )
     evidence = Evidence(
-        view, client, counters(data, engine), data.faults, cache["contract"]["state"], judging.strict
+        view,
+        client,
+        counters(data, engine),
+        data.faults,
+        cache["contract"]["state"],
+        judging.strict,
+        "the run was interrupted" if data.interrupted else data.incomplete,
     )
     gates = [decide(gate, evidence) for gate in parse_gates(judging)]
     ending = exits.ending(data, view, client, gates)

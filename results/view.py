@@ -39,6 +39,7 @@ TRUTH_COLUMNS = (
     "blocks_peak",
 )
 TIERS = ("device", "host", "disk", "remote")
+_MARKING = ("cancel",)
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class View:
     data: pd.DataFrame
     faults: dict[str, tuple[int, int]]
     """Span of each injected fault: injected to recovered (MEASUREMENT C47), ns since t0."""
+    own_requests: frozenset[str] = frozenset()
+    """Faults that touch nothing but the requests that they mark (a cancel): beside them a run is steady."""
     _distributions: dict[tuple[str, bytes], Distribution] = field(default_factory=dict, repr=False)
     _all_samples: dict[str, Samples] = field(default_factory=dict, repr=False)
 
@@ -57,7 +60,8 @@ class View:
         last = run.records.sort_values(["id", "attempt"], kind="stable").drop_duplicates("id", keep="last")
         joined = with_truth(prepared(last, run.judging), run.truth)
         spans = {str(f["id"]): span for f in run.faults if (span := fault_span(f, run.judging)) is not None}
-        return View(run.judging, joined, spans)
+        marking = frozenset(str(f["id"]) for f in run.faults if f.get("type") in _MARKING)
+        return View(run.judging, joined, spans, marking)
 
     @cached_property
     def marks(self) -> Marks:
@@ -86,7 +90,10 @@ class View:
         return {name: self.window[(self.window["class"] == name).to_numpy(dtype=bool)] for name in names}
 
     def meets(self, fault: str) -> Mask:
-        """Rows whose [start, closed) meets the fault's span."""
+        """Rows whose [start, closed) meets the fault's span, or that the fault marked."""
+        if fault in self.own_requests:
+            marked: Mask = self.data["faults"].map(lambda ids: fault in ids).to_numpy(dtype=bool)
+            return marked
         a, b = self.faults[fault]
         mask: Mask = ((self.data["start"] < b) & (self.data["closed"] > a)).to_numpy(dtype=bool)
         return mask
@@ -125,7 +132,7 @@ class View:
     def steady_spans(self) -> Spans:
         """The window without the faults' spans."""
         spans: list[tuple[int, int]] = [self.judging.window]
-        for a, b in self.faults.values():
+        for a, b in (span for fault, span in self.faults.items() if fault not in self.own_requests):
             spans = [part for x, y in spans for part in ((x, min(y, a)), (max(x, b), y)) if part[0] < part[1]]
         return tuple(spans)
 

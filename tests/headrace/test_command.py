@@ -1,0 +1,177 @@
+"""The `bench` command without a load: what it prints, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from headrace import cli
+
+Command = Callable[..., tuple[int, str, str]]
+
+GOOD = """\
+# Is it good?
+headrace: 1
+seed: 1
+target: {engine: {model: simulated, memory: {kv_blocks: 64}}}
+classes:
+  ping: {limits: {input: 64, output: 8, total: 64}}
+phases: {window: 2s, drain: 1s}
+load:
+  - {class: ping, arrival: {type: constant, rate: 2/s}, workload: {type: fixed, input: 8, output: 4}}
+gates: [attainment >= 50%]
+"""
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+    """Runs the entry point of `bench` in an empty folder; (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["bench", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shows"),
+    [
+        (("--help",), "run"),
+        (("run", "--help"), "--virtual"),
+        (("list",), "kill_worker"),
+        (("list", "--json"), '"name"'),
+        (("schema",), '"$defs"'),
+        (("scenarios",), "accidental-reset"),
+        (("plan", "quickstart"), "prefill"),
+        (("plan", "quickstart", "--virtual", "--json"), '"digest"'),
+        (("validate", "smoke"), "ok"),
+        (("model", "list"), "smollm2-135m"),
+    ],
+)
+def test_what_one_looks_at_before_a_run(arguments: tuple[str, ...], shows: str) -> None:
+    """Prints something useful and exits 0."""
+    result = CliRunner().invoke(cli.app, list(arguments))
+    assert result.exit_code == 0
+    assert shows in result.stdout
+
+
+@pytest.mark.parametrize("name", ["run", "validate", "plan", "report", "gate", "explain", "serve", "schema"])
+def test_every_command_has_an_example(name: str) -> None:
+    """Its --help shows how it is typed."""
+    (found,) = [each for each in cli.app.registered_commands if each.callback.__name__.strip("_") == name]  # type: ignore[union-attr]
+    assert f"bench {name}" in str(found.callback.__doc__)  # type: ignore[union-attr]
+
+
+def test_the_schema_is_json(command: Command) -> None:
+    """Nothing but JSON on stdout, for editors."""
+    code, out, _ = command("schema")
+    assert code == 0
+    assert json.loads(out)["type"] == "object"
+
+
+def test_all_errors_of_a_scenario_at_once(command: Command) -> None:
+    """Exit 2 before anything is sent; each error on a line of its own that begins with file:line."""
+    broken = (
+        GOOD.replace("phases: {window: 2s", "phases: {windw: 2")
+        .replace("rate: 2/s", "rate: 2")
+        .replace("class: ping", "class: pong")
+        .replace("attainment >= 50%", "ping.tfft.p50 < 1s, ping.ttft.p50 < 1")
+    )
+    Path("broken.yaml").write_text(broken)
+    for arguments in (("validate",), ("run",), ("run", "--virtual")):
+        code, out, err = command(*arguments[:1], "broken.yaml", *arguments[1:])
+        assert (code, out) == (2, "")
+        assert not Path("runs").exists()
+        located = [line.strip() for line in err.splitlines() if line.strip().startswith("broken.yaml:")]
+        for line, words in (
+            (7, "'windw' (did you mean 'window'"),
+            (9, "'pong' (did you mean 'ping'"),
+            (9, "rate"),
+            (10, "tfft"),
+            (10, "ping.ttft.p50 < 1"),
+        ):
+            assert any(text.startswith(f"broken.yaml:{line}:") and words in text for text in located), (
+                words,
+                err,
+            )
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("--set", "gates=[speed < 3ms]"), "speed"),
+        (("--set", "gates=[ttft.p50 < 3]"), "unit"),
+        (("--set", "load.0.arrival.rte=3/s"), "rate"),
+        (("--virtual", "--target", "http://127.0.0.1:1"), "exclude each other"),
+        (("--target", "127.0.0.1:1"), "--target"),
+        (
+            (
+                "--target",
+                "http://127.0.0.1:1",
+                "--set",
+                "target={url: 'http://127.0.0.1:1', model: m}",
+                "--virtual",
+            ),
+            "",
+        ),
+    ],
+)
+def test_usage_errors(change: tuple[str, ...], says: str, command: Command) -> None:
+    """Exit 2, nothing on stdout, nothing made."""
+    Path("good.yaml").write_text(GOOD)
+    code, out, err = command("run", "good.yaml", *change)
+    assert (code, out) == (2, ""), err
+    assert says in err
+    assert not Path("runs").exists()
+
+
+def test_a_folder_that_holds_a_run_is_not_written_over(command: Command) -> None:
+    """--out of a run that is there: exit 2, and the run is as it was."""
+    Path("good.yaml").write_text(GOOD)
+    code, out, _ = command("run", "good.yaml", "--virtual", "--out", "run", "--quiet")
+    assert code == 0
+    assert json.loads(out)["run"] == "run"
+    before = {file.name: file.read_bytes() for file in Path("run").iterdir()}
+    code, out, err = command("run", "good.yaml", "--virtual", "--out", "run")
+    assert (code, out) == (2, "")
+    assert "already holds a run" in err
+    assert {file.name: file.read_bytes() for file in Path("run").iterdir()} == before
+    code, out, _ = command("gate", "run", "ping.ttft.p50 < 1us", "--json")
+    gates, last = out.rsplit("\n", 2)[:2]
+    assert code == json.loads(last)["exit"] == 2 or json.loads(gates)
+
+
+def test_a_target_that_does_not_answer(command: Command) -> None:
+    """Exit 3 with the URL and the reason."""
+    with socket.socket() as taken:  # bound and not listening: whoever connects is refused
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        Path("url.yaml").write_text(
+            GOOD.replace("engine: {model: simulated, memory: {kv_blocks: 64}}", f"url: {url}, model: m")
+        )
+        code, out, err = command("run", "url.yaml")
+    assert (code, out) == (3, "")
+    assert url in err
+    assert "attempts failed" in err or "refused" in err
+
+
+def test_json_output_is_json_and_a_last_line(command: Command) -> None:
+    """`run --json`: the summary, then the last line; progress is not among them."""
+    Path("good.yaml").write_text(GOOD)
+    code, out, _ = command("run", "good.yaml", "--virtual", "--out", "run", "--json")
+    text, last = out.rstrip("\n").rsplit("\n", 1)
+    summary: dict[str, Any] = json.loads(text)
+    assert code == summary["exit"] == json.loads(last)["exit"] == 0
+    assert summary == json.loads(Path("run/summary.json").read_text())
