@@ -9,7 +9,7 @@ import secrets
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -132,14 +132,20 @@ async def models_of(url: str, key_env: str | None) -> list[str]:
 
 
 def target_override(url: str) -> str:
-    """``--target URL`` as an override of the scenario's target: the first model that it lists.
+    """``--target URL`` as an override of the scenario's target, its model still to be asked for."""
+    return "target=" + json.dumps({"url": url, "model": ""})
+
+
+def with_first_model(target: UrlTarget) -> UrlTarget:
+    """The target of ``--target`` with the first model that it lists.
 
     Raises TargetFailed if it does not answer, UsageFailed if it lists none.
     """
-    models = asyncio.run(models_of(url, None))
+    models = asyncio.run(models_of(target.url, target.key_env))
     if not models:
-        raise UsageFailed(f"{url} lists no models: name it in the scenario's `target: {{url:, model:}}`")
-    return "target=" + json.dumps({"url": url, "model": models[0]})
+        where = target.url
+        raise UsageFailed(f"{where} lists no models: name it in the scenario's `target: {{url:, model:}}`")
+    return replace(target, model=models[0])
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ import secrets
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from headrace import prepare
 from headrace.attributing import attribute_run
 from headrace.console import View
 from headrace.errors import Interrupted, UsageFailed
-from headrace.live import live_site, target_override
+from headrace.live import live_site, target_override, with_first_model
 from headrace.manifest import manifest
 from headrace.site import LEAD_NS, RECORDS, Load, LoadEnd, LoadOrder, Site
 from headrace.verdict import Outcome, conclude
@@ -67,6 +67,9 @@ def run_scenario(path: Path, options: Options, view: View) -> Outcome:
     if options.target is not None:
         overrides = (*overrides, target_override(options.target))
     scenario = prepare.load_scenario(path, overrides, virtual=options.virtual, seed=options.seed)
+    if options.target is not None:  # only now: a broken scenario is said before anybody is asked
+        assert isinstance(scenario.target, UrlTarget), "overridden"
+        scenario = replace(scenario, target=with_first_model(scenario.target))
     try:
         if options.virtual:
             data = run_virtual(lambda clock: run(scenario, options, clock, view))

@@ -115,17 +115,8 @@ def test_all_errors_of_a_scenario_at_once(command: Command) -> None:
         (("--set", "gates=[ttft.p50 < 3]"), "unit"),
         (("--set", "load.0.arrival.rte=3/s"), "rate"),
         (("--virtual", "--target", "http://127.0.0.1:1"), "exclude each other"),
-        (("--target", "127.0.0.1:1"), "--target"),
-        (
-            (
-                "--target",
-                "http://127.0.0.1:1",
-                "--set",
-                "target={url: 'http://127.0.0.1:1', model: m}",
-                "--virtual",
-            ),
-            "",
-        ),
+        (("--target", "127.0.0.1:1"), "http://"),
+        (("--target", "http://127.0.0.1:1", "--set", "seed=one"), "seed"),
     ],
 )
 def test_usage_errors(change: tuple[str, ...], says: str, command: Command) -> None:
@@ -148,9 +139,22 @@ def test_a_folder_that_holds_a_run_is_not_written_over(command: Command) -> None
     assert (code, out) == (2, "")
     assert "already holds a run" in err
     assert {file.name: file.read_bytes() for file in Path("run").iterdir()} == before
-    code, out, _ = command("gate", "run", "ping.ttft.p50 < 1us", "--json")
-    gates, last = out.rsplit("\n", 2)[:2]
-    assert code == json.loads(last)["exit"] == 2 or json.loads(gates)
+
+
+def test_gates_of_a_run_that_is_there(command: Command) -> None:
+    """`bench gate` judges other gates: 0, 1, or 2 for one that cannot be, with a hint."""
+    Path("good.yaml").write_text(GOOD)
+    assert command("run", "good.yaml", "--virtual", "--out", "run", "--quiet")[0] == 0
+    assert command("gate", "run")[0] == 0
+    assert command("gate", "run", "ping.ttft.p50 < 60s")[0] == 0
+    code, out, _ = command("gate", "run", "ping.completed.count > 100", "invariants.failed == 0")
+    assert code == json.loads(out.splitlines()[-1])["exit"] == 1
+    assert "FAIL" in out
+    code, out, err = command("gate", "run", "ping.tfft.p50 < 1s", "ping.ttft.p50 < 1")
+    assert (code, out) == (2, "")
+    assert "did you mean 'ttft'" in err
+    assert "unit" in err
+    assert command("report", "elsewhere")[0] == command("explain", "run", "--request", "77")[0] == 2
 
 
 def test_a_target_that_does_not_answer(command: Command) -> None:
