@@ -126,12 +126,12 @@ class _Wire:
         self._over = False
 
     def begin(self, service: Service, request: ApiRequest) -> None:
-        if self._over:
-            return
+        gone = self._over  # hung up at once; the engine still reads what was sent, and then the end
         hang_up = service.handle(request, self)
-        if self._over:  # answered, or hung up, while it was handled
-            return
-        self._hang_up = hang_up
+        if gone:
+            hang_up()
+        elif not self._over:  # not answered while it was handled
+            self._hang_up = hang_up
 
     def start(self, status: int, headers: Headers) -> None:
         if not self._over:

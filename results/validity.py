@@ -191,17 +191,24 @@ def _without_record(data: RunData) -> float | None:
 
 
 REQUESTS_TOTAL = "headrace_router_requests_total"
+_CUT_BY_CLIENT = (Outcome.CANCELLED_BY_PLAN, Outcome.CENSORED_BY_RUN_END, Outcome.TIMEOUT)
 
 
 def _counter_residual(data: RunData) -> tuple[float | None, str]:
-    """Requests counted by the gateway during the run minus records of requests that reached it."""
+    """Requests counted by the gateway during the run minus records of requests that reached it. Of those
+    that the client cut off before any answer nobody can say whether they did: they excuse that many."""
     if not data.judging.own_engine:
         return None, "not our engine"
     counted = _counter_delta(data)
     if counted is None:
         return None, f"{REQUESTS_TOTAL} was not scraped before and after the load"
-    reached = data.records[data.records["sent"].notna() & (data.records["outcome"] != "connect_error")]
-    return float(counted - len(reached)), ""
+    records = data.records
+    unknown = records["outcome"] == Outcome.UNKNOWN
+    sent = records["sent"].notna() & (records["outcome"] != Outcome.CONNECT_ERROR)
+    cut = sent & records["headers"].isna() & records["outcome"].isin(_CUT_BY_CLIENT)
+    most = int((sent | unknown).sum())
+    least = int((sent & ~cut & ~unknown).sum())
+    return float(max(counted - most, 0) + min(counted - least, 0)), ""
 
 
 def _counter_delta(data: RunData) -> float | None:
