@@ -17,7 +17,7 @@ import httpx
 
 from engine.config import EngineConfig
 from engine.config_io import write_config
-from engine.model import ModelError, resolve
+from engine.model import ModelError, check
 from faults.fault import Controls
 from headrace.console import View
 from headrace.controls import HttpControls
@@ -27,7 +27,7 @@ from headrace.site import RECORDS, TEXTS, LoadEnd, LoadOrder, NoControls, OnTick
 from loadgen.clock import Clock, monotonic
 from loadgen.job import LoadJob, TargetJob
 from loadgen.observed_io import read_observed
-from scenarios.parts import engine_config
+from scenarios.parts import engine_config, target_job
 from scenarios.schema import EngineTarget, Scenario, UrlTarget
 
 READY_LIMIT_S = 300.0
@@ -36,11 +36,25 @@ STOP_LIMIT_S = 40.0
 WARM_CONNECTIONS = 16
 
 
+async def preflight(scenario: Scenario) -> None:
+    """See, before a run directory is made, whether the target can be had at all.
+
+    Raises UsageFailed for a model that cannot be loaded here, TargetFailed for a URL that does not answer.
+    """
+    if isinstance(scenario.target, UrlTarget):
+        await models_of(scenario.target.url, scenario.target.key_env)
+        return
+    try:
+        check(engine_config(scenario))
+    except ModelError as error:
+        raise UsageFailed(str(error)) from error
+
+
 @asynccontextmanager
 async def live_site(scenario: Scenario, folder: Path, view: View) -> AsyncIterator[LiveSite]:
     """Start the scenario's engine, or look whether its URL answers."""
     if isinstance(scenario.target, UrlTarget):
-        yield await _url_site(scenario.target)
+        yield _url_site(scenario.target)
         return
     assert isinstance(scenario.target, EngineTarget)
     config = engine_config(scenario)
@@ -51,10 +65,6 @@ async def live_site(scenario: Scenario, folder: Path, view: View) -> AsyncIterat
 
 @asynccontextmanager
 async def _engine(config: EngineConfig, folder: Path) -> AsyncIterator[LiveSite]:
-    try:
-        resolve(config.model)
-    except ModelError as error:
-        raise UsageFailed(str(error)) from error
     log = folder / "engine.log"
     # Named like the engine's own: should this process be killed, the next engine clears it away.
     with tempfile.TemporaryDirectory(prefix=f"headrace-{os.getpid()}-") as private:
@@ -93,13 +103,12 @@ async def _until_ready(engine: Child, log: Path) -> dict[str, Any]:
     return where
 
 
-async def _url_site(target: UrlTarget) -> LiveSite:
-    await models_of(target.url, target.key_env)
+def _url_site(target: UrlTarget) -> LiveSite:
     options: dict[str, Any] = {"model": target.model, "key_env": target.key_env}
     options |= dict.fromkeys(target.accepts, True)
     controls = NoControls(f"{target.url} is a foreign target and has no admin door")
     local = any(host in target.url for host in ("127.0.0.1", "localhost", "[::1]"))
-    return LiveSite(TargetJob(target.url, target.dialect, options), controls, False, {"co_located": local})
+    return LiveSite(target_job(target), controls, False, {"co_located": local})
 
 
 async def models_of(url: str, key_env: str | None) -> list[str]:

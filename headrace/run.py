@@ -21,7 +21,7 @@ from headrace import prepare
 from headrace.attributing import attribute_run
 from headrace.console import View
 from headrace.errors import Interrupted, UsageFailed
-from headrace.live import live_site, target_override, with_first_model
+from headrace.live import live_site, preflight, target_override, with_first_model
 from headrace.manifest import manifest
 from headrace.site import LEAD_NS, RECORDS, Load, LoadEnd, LoadOrder, Site
 from headrace.verdict import Outcome, conclude
@@ -87,6 +87,8 @@ def run_scenario(path: Path, options: Options, view: View) -> Outcome:
 
 async def run(scenario: Scenario, options: Options, clock: Clock, view: View) -> RunData:
     """Plan, launch, fire, disturb, watch; then collect what the judge needs."""
+    if not options.virtual:
+        await preflight(scenario)
     plan = prepare.make_plan(scenario)
     with _folder(scenario, plan, options) as folder:
         async with _site(scenario, options, folder.path, clock, view) as site:

@@ -12,7 +12,7 @@ import platformdirs
 from engine.__main__ import run, serve
 from engine.config import EngineConfig
 from engine.fleet.supervisor import WorkersFailed
-from engine.model import ModelError
+from engine.model import ModelError, check
 from headrace import console
 from headrace.errors import TargetFailed, UsageFailed
 from headrace.prepare import load_scenario
@@ -42,6 +42,7 @@ def serve_engine(
             console.hint(f"admin door on {where['admin_url']}, token in {token}")
 
     try:
+        check(engine)
         return run(serve(engine, "127.0.0.1", port, admin_port, token, ready))
     except ModelError as error:
         raise UsageFailed(str(error)) from error

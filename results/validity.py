@@ -191,7 +191,7 @@ def _without_record(data: RunData) -> float | None:
 
 
 REQUESTS_TOTAL = "headrace_router_requests_total"
-_CUT_BY_CLIENT = (Outcome.CANCELLED_BY_PLAN, Outcome.CENSORED_BY_RUN_END, Outcome.TIMEOUT)
+_CUT_BY_CLIENT = (Outcome.CANCELLED_BY_PLAN, Outcome.CENSORED_BY_RUN_END, Outcome.CLIENT_TIMEOUT)
 
 
 def _counter_residual(data: RunData) -> tuple[float | None, str]:

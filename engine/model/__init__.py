@@ -7,6 +7,7 @@ from engine.model.llama_config import ModelError
 from engine.model.loader import (
     Budget,
     budget,
+    check,
     identity,
     kv_bytes_per_token,
     load_runner,
@@ -22,6 +23,7 @@ __all__ = [
     "ModelError",
     "Tokenizer",
     "budget",
+    "check",
     "identity",
     "kv_bytes_per_token",
     "load_runner",

@@ -6,6 +6,7 @@ layout. torch is imported only by ``load_runner``, and not for ``simulated``: th
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,6 +56,13 @@ def resolve(name: str) -> Path | Builtin:
         return folder
     known = ", ".join(f"{model} ({_state(model)})" for model in sorted(MODELS))
     raise ModelError([f"model {name!r} is no folder and no known name: simulated, tiny, {known}"])
+
+
+def check(config: EngineConfig) -> None:
+    """See, without loading anything, whether this machine can serve the model. Raises ModelError."""
+    shape = _shape(config)
+    if shape is not None and importlib.util.find_spec("torch") is None:
+        raise ModelError([f"model {config.model!r} needs torch: pip install 'headrace[engine]'"])
 
 
 def load_tokenizer(config: EngineConfig) -> Tokenizer:

@@ -191,3 +191,13 @@ def test_a_killed_bench_takes_everything_with_it(bench, until):
     assert summary["incomplete"].startswith("the run did not finish")
     assert "the run did not finish" in bench.stdout.read_text()
     assert (bench.run_dir / "report.html").exists()
+
+
+def test_an_engine_that_never_gets_ready(bench):
+    """Exit 3 with the end of its log, and nothing is left of the half-started engine."""
+    text = SCENARIO.format(window="2s", faults="[]").replace("kv_blocks: 256", "total: 4KB")
+    (bench.folder / "small.yaml").write_text(text)
+    code = bench.run("run", "small.yaml", "--out", "run")
+    assert code == 3, bench.stderr.read_text()
+    assert "the engine never got ready (exit code 1)" in bench.stderr.read_text()
+    assert bench.nothing_left()

@@ -80,3 +80,18 @@ def test_a_short_freeze_may_go_unseen(on_stage: OnStage, plan: Plan) -> None:
     assert calls == [(3.0, "freeze", 0), (4.0, "thaw", 0)]
     assert window.proven is None
     assert window.healed == 4 * 10**9
+
+
+def test_a_freeze_that_is_stopped_is_healed(on_stage: OnStage, plan: Plan) -> None:
+    """Ctrl-C in the middle: thawed at once, and seen back in rotation."""
+
+    async def body(stage: Stage, target: Any) -> tuple[FaultWindow, Any]:
+        async with Conductor([FreezeWorker("f", 0, at=3.0, for_=60.0)], stage) as conductor:
+            await stage.sleep_until(7 * 10**9)
+            await conductor.stop()
+        return conductor.windows[0], target.calls
+
+    window, calls = on_stage(plan, body)
+    assert calls == [(3.0, "freeze", 0), (7.0, "thaw", 0)]
+    assert (window.proven, window.healed) == (5 * 10**9, 7 * 10**9)
+    assert window.error == "stopped before it was over"

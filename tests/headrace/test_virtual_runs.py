@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from itertools import takewhile
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 
 from engine.model.words import WordsTokenizer
 from headrace import prepare
-from headrace.console import Silent
+from headrace.console import Silent, Tick
 from headrace.errors import UsageFailed
 from headrace.rejudge import explain_run, rejudge
 from headrace.run import Options, run_scenario
@@ -134,6 +136,30 @@ def test_an_accidental_reset_is_found_to_the_token(reset: Outcome) -> None:
     assert (top["subtype"], top["component"]) == ("system_volatile_value", "system[0]")
     (largest, *_) = explain_run(reset.folder, None)
     assert any("system[0], token 700 of it" in line for line in largest["lines"])
+
+
+class Impatient(Silent):
+    """Presses Ctrl-C 12 s into the run."""
+
+    pressed = False
+
+    def tick(self, tick: Tick) -> None:
+        if tick.elapsed > 12 and not self.pressed:
+            self.pressed = True
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_in_virtual_time(tmp_path: Path) -> None:
+    """Ends the load there too: every request has its outcome, and the client is still believed."""
+    outcome = run_scenario(QUICKSTART, Options(out=tmp_path / "run", virtual=True), Impatient())
+    assert outcome.last_line["interrupted"] is True
+    assert (outcome.last_line["exit"], outcome.last_line["client"]) == (4, "valid")
+    assert outcome.summary["reason"] == "the run was interrupted"
+    assert outcome.summary["all"]["outcomes"]["not_sent"] > 0
+    assert outcome.summary["invariants"]["failed"] == []
+    records = pq.read_table(outcome.folder / "records.parquet")
+    plan = pq.read_table(outcome.folder / "plan.parquet")
+    assert sorted(records["id"].to_pylist()) == sorted(plan["id"].to_pylist())
 
 
 def test_judged_again_it_is_the_same(quickstart: Outcome, tmp_path: Path) -> None:

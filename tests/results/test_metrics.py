@@ -1,6 +1,7 @@
 """Metrics per request, pooled metrics, rates and slices (MEASUREMENT 3, C35, C45)."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -163,6 +164,21 @@ def test_signals_are_read_off_the_run(run_with_everything: RunData) -> None:
     assert 0 < found.rows["H12"]["value"] < 0.001
     assert found.rows["H6"]["state"] is None
     assert found.rows["H6"]["reason"]
+
+
+@pytest.mark.parametrize(("counted", "residual"), [(7, 0), (8, 0), (9, 0), (10, 1), (6, -1)])
+def test_the_gateways_count_is_met_within_what_nobody_knows(
+    counted: int, residual: int, record: Make, run_of: MakeRun
+) -> None:
+    """H10: a request cut off before any answer, or lost with the load process, may have arrived or not."""
+    rows = [record(i, ttft_ms=10, e2e_ms=20) for i in range(7)]
+    rows += [record(7, "cancelled_by_plan"), record(8, "unknown"), record(9, "connect_error")]
+    for row in rows[8:]:
+        row.sent = None
+    run = run_of(rows)
+    run.signals = {"gateway_requests": counted}
+    run.judging = replace(run.judging, own_engine=True)
+    assert health(collect(run, View.of(run)), run.judging.limits).rows["H10"]["value"] == residual
 
 
 def test_a_missing_record_makes_the_client_invalid(run_with_everything: RunData) -> None:
