@@ -104,8 +104,6 @@ async def _until_ready(engine: Child, log: Path) -> dict[str, Any]:
 
 
 def _url_site(target: UrlTarget) -> LiveSite:
-    options: dict[str, Any] = {"model": target.model, "key_env": target.key_env}
-    options |= dict.fromkeys(target.accepts, True)
     controls = NoControls(f"{target.url} is a foreign target and has no admin door")
     local = any(host in target.url for host in ("127.0.0.1", "localhost", "[::1]"))
     return LiveSite(target_job(target), controls, False, {"co_located": local})

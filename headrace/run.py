@@ -216,14 +216,13 @@ async def _site(
 def _order(scenario: Scenario, plan: Plan, options: Options, folder: Path) -> LoadOrder:
     """A live run is cold by a nonce that nobody has used; a virtual one by its seed (MEASUREMENT C22)."""
     tag = f"v{scenario.seed}" if options.virtual else secrets.token_hex(4)
-    whole = tuple(name for name, spec in scenario.classes.items() if not spec.stream)
     return LoadOrder(
         plan,
         folder,
         prepare.text_unit(scenario),
         tag if scenario.cache == "cold" else None,
         tag,
-        whole,
+        parts.whole(scenario),
         Timeouts(**asdict(scenario.timeouts)),
         options.keep_text,
     )
