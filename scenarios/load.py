@@ -19,6 +19,10 @@ from scenarios.schema import Scenario
 __all__ = ["ScenarioError", "json_schema", "load", "parse", "resolved", "shipped", "tables"]
 
 
+_MOST_ERRORS = 200
+"""Beyond so many, the file is no scenario, and nobody reads them."""
+
+
 class ScenarioError(Exception):
     """Everything that is wrong with a scenario, as ``file:line: what (did you mean ..)``."""
 
@@ -78,8 +82,11 @@ def _variant(
     try:
         scenario = _adapter().validate_python(data)
     except ValidationError as error:
-        for detail in error.errors(include_url=False):
+        details = error.errors(include_url=False)
+        for detail in details[:_MOST_ERRORS]:
             found.append(_located(root, path_of(detail["loc"]), explain(detail)))
+        if len(details) > _MOST_ERRORS:
+            found.append(_located(root, (), f"and {len(details) - _MOST_ERRORS} more errors"))
     else:
         for path, message in checks.sense(scenario):
             found.append(_located(root, path, message))

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import yaml
 
 Path = Sequence[str | int]
+_TAG = "tag:yaml.org,2002:"
 Located = tuple[str, int, str]
 """File (or ``--set ..``), line (0 = none), message."""
+
+
+_DEEPEST = 40
+_MOST_NODES = 200_000
+"""Keys and values, aliases written out: far beyond any scenario, and still read in seconds."""
 
 
 class TreeError(Exception):
@@ -21,45 +28,106 @@ class TreeError(Exception):
 
 
 def read(text: str, name: str) -> yaml.MappingNode:
-    """Compose ``text``. Raises TreeError with every doubled or unusable key, or the first syntax error."""
-    loader = yaml.SafeLoader(text)
-    loader.name = name
-    try:
-        root = loader.get_single_node()
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        raise TreeError((name, mark.line + 1 if mark else 0, f"not YAML: {error.problem}")) from error
-    except yaml.YAMLError as error:
-        raise TreeError((name, 0, f"not YAML: {error}")) from error
-    if not isinstance(root, yaml.MappingNode):
+    """Compose ``text``. Raises TreeError with every doubled or unusable key and value, or the first syntax
+    error."""
+    root = _composed(text, name)
+    if not isinstance(root, yaml.MappingNode) or root.tag != _TAG + "map":
         raise TreeError((name, 1, "a scenario is keys and values; begin with `headrace: 1`"))
-    found = list(_faulty_keys(root, ()))
-    if found:
-        raise TreeError(*found)
+    _checked(root)
     return root
 
 
-def _faulty_keys(node: yaml.Node, above: tuple[yaml.Node, ...]) -> Iterator[Located]:
+def _composed(text: str, name: str) -> yaml.Node | None:
+    try:
+        loader = yaml.SafeLoader(text)
+        loader.name = name
+        return loader.get_single_node()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise TreeError((name, mark.line + 1 if mark else 0, f"not YAML: {error.problem}")) from error
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise TreeError((name, line, f"not YAML: a character of code {error.character:#x}")) from error
+    except RecursionError as error:
+        raise TreeError((name, 0, f"nested deeper than {_DEEPEST} levels")) from error
+
+
+def _checked(root: yaml.Node) -> None:
+    """Raises TreeError with all that can be composed and still not be used."""
+    sizes: dict[yaml.Node, int] = {}
+    found = list(_faults_of(root, (), sizes))
+    if sizes.get(root, 0) > _MOST_NODES:
+        found.append((*_at(root.start_mark), f"more than {_MOST_NODES:,} keys and values, aliases included"))
+    if found:
+        raise TreeError(*found)
+
+
+def _faults_of(
+    node: yaml.Node, above: tuple[yaml.Node, ...], sizes: dict[yaml.Node, int]
+) -> Iterator[Located]:
+    """What is wrong in a tree. A node is looked at once, however often aliases name it; ``sizes`` fills
+    up with the nodes that each would be with its aliases written out."""
     if node in above:
         yield (*_at(node.start_mark), "an alias may not contain itself")
-    elif isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            yield from _faulty_keys(item, (*above, node))
+    elif len(above) == _DEEPEST:
+        yield (*_at(node.start_mark), f"nested deeper than {_DEEPEST} levels")
+    elif node not in sizes:
+        yield from _own_faults(node)
+        children = list(_children(node))
+        for child in children:
+            yield from _faults_of(child, (*above, node), sizes)
+        sizes[node] = 1 + sum(sizes.get(child, 0) for child in children)
+
+
+def _children(node: yaml.Node) -> Iterator[yaml.Node]:
+    if isinstance(node, yaml.SequenceNode):
+        yield from node.value
     elif isinstance(node, yaml.MappingNode):
-        lines: dict[str, int] = {}
-        for key, value in node.value:
-            if key.tag == "tag:yaml.org,2002:merge":
-                pass
-            elif key.tag != "tag:yaml.org,2002:str":
-                yield (*_at(key.start_mark), f"key {key.value!r} is not text (put it in quotes)")
-            elif key.value in lines:
-                yield (
-                    *_at(key.start_mark),
-                    f"key {key.value!r} stands here again; line {lines[key.value]} has it",
-                )
-            else:
-                lines[key.value] = key.start_mark.line + 1
-            yield from _faulty_keys(value, (*above, node))
+        for _, value in node.value:
+            yield value
+
+
+def _own_faults(node: yaml.Node) -> Iterator[Located]:
+    if isinstance(node, yaml.MappingNode):
+        yield from _faulty_keys(node)
+    wanted = _tag_of(node)
+    if node.tag not in (wanted, _TAG + "str") or (node.tag != wanted and not isinstance(node, yaml.ScalarNode)):
+        yield (*_at(node.start_mark), f"the tag {node.tag.removeprefix(_TAG)!r} does not fit; leave it out")
+    elif isinstance(node, yaml.ScalarNode):
+        try:
+            yaml.SafeLoader("").construct_document(node)
+        except ValueError as error:
+            yield (*_at(node.start_mark), f"a value that YAML cannot read: {error}")
+
+
+def _tag_of(node: yaml.Node) -> str:
+    """The tag that a node has by itself, without one being written."""
+    if isinstance(node, yaml.ScalarNode):
+        return str(_resolver().resolve(yaml.ScalarNode, node.value, (True, False)))
+    return _TAG + ("seq" if isinstance(node, yaml.SequenceNode) else "map")
+
+
+@cache
+def _resolver() -> yaml.SafeLoader:
+    return yaml.SafeLoader("")
+
+
+def _faulty_keys(node: yaml.MappingNode) -> Iterator[Located]:
+    lines: dict[str, int] = {}
+    for key, value in node.value:
+        if key.tag == _TAG + "merge":
+            if not isinstance(value, yaml.MappingNode | yaml.SequenceNode):
+                yield (*_at(key.start_mark), "<<: takes an alias of keys and values")
+        elif key.tag != _TAG + "str" or not isinstance(key, yaml.ScalarNode):
+            shown = key.value if isinstance(key, yaml.ScalarNode) else "[..]" if key.value else "[]"
+            yield (*_at(key.start_mark), f"key {shown!r} is not text (put it in quotes)")
+        elif key.value in lines:
+            yield (
+                *_at(key.start_mark),
+                f"key {key.value!r} stands here again; line {lines[key.value]} has it",
+            )
+        else:
+            lines[key.value] = key.start_mark.line + 1
 
 
 def _at(mark: yaml.Mark) -> tuple[str, int]:
@@ -67,13 +135,11 @@ def _at(mark: yaml.Mark) -> tuple[str, int]:
 
 
 def plain(root: yaml.Node) -> Any:
-    """The tree as dicts, lists and scalars. Raises TreeError for a tag or date that YAML cannot read."""
+    """The tree as dicts, lists and scalars. Raises TreeError for a merge (``<<``) that YAML cannot do."""
     try:
         return yaml.SafeLoader("").construct_document(root)
     except yaml.MarkedYAMLError as error:
         raise TreeError((*_at(error.problem_mark or root.start_mark), f"{error.problem}")) from error
-    except ValueError as error:
-        raise TreeError((*_at(root.start_mark), f"a value that YAML cannot read: {error}")) from error
 
 
 def where(root: yaml.Node, path: Path) -> tuple[str, int]:
@@ -96,13 +162,12 @@ def edit(root: yaml.MappingNode, assignment: str) -> None:
     dotted, equals, text = assignment.partition("=")
     if not equals or not dotted.strip():
         raise TreeError((name, 0, "write KEY=VALUE, such as load.0.arrival.rate=3/s"))
-    try:
-        value = yaml.compose(text, yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        raise TreeError((name, 0, f"the value is not YAML: {error}")) from error
     mark = yaml.Mark(name, 0, -1, 0, None, 0)
-    if value is None:
-        value = yaml.ScalarNode("tag:yaml.org,2002:null", "", mark, mark)
+    try:
+        value = _composed(text, name) or yaml.ScalarNode(_TAG + "null", "", mark, mark)
+        _checked(value)
+    except TreeError as error:
+        raise TreeError(*((name, 0, message) for _, _, message in error.found)) from error
     _mark(value, mark)
     put(root, dotted.strip(), value, mark)
 
@@ -124,7 +189,7 @@ def put(root: yaml.MappingNode, dotted: str, value: yaml.Node, mark: yaml.Mark) 
     if isinstance(node, yaml.SequenceNode):
         node.value[_index(node, last, ".".join(steps), mark)] = value
     elif isinstance(node, yaml.MappingNode):
-        key = yaml.ScalarNode("tag:yaml.org,2002:str", last, mark, mark)
+        key = yaml.ScalarNode(_TAG + "str", last, mark, mark)
         kept = [pair for pair in node.value if pair[0].value != last]
         node.value = [*kept, (key, value)]
     else:
@@ -140,8 +205,8 @@ def _child(node: yaml.Node, step: str, parent: str, mark: yaml.Mark) -> yaml.Nod
     for key, value in node.value:
         if key.value == step:
             return value  # type: ignore[no-any-return]
-    made = yaml.MappingNode("tag:yaml.org,2002:map", [], mark, mark)
-    node.value.append((yaml.ScalarNode("tag:yaml.org,2002:str", step, mark, mark), made))
+    made = yaml.MappingNode(_TAG + "map", [], mark, mark)
+    node.value.append((yaml.ScalarNode(_TAG + "str", step, mark, mark), made))
     return made
 
 

@@ -157,6 +157,8 @@ async def _body(request: web.Request) -> dict[str, Any]:
         body = json.loads(await request.read() or b"{}")
     except ValueError as error:
         raise ValueError(f"the body is not JSON: {error}") from error
+    except RecursionError as error:
+        raise ValueError("the body is nested too deeply") from error
     if not isinstance(body, dict):
         raise ValueError("the body must be a JSON object")
     return body

@@ -98,12 +98,20 @@ class Generation:
         if self._over:
             return
         assert self._answer is not None  # no event before submit has returned
+        try:
+            self._take(self._answer, what)
+        except Exception:  # E2: its client is told too, not only our log
+            log.exception("the answer of request %d failed", self._answer.id)
+            self.fail(ApiError(500, "internal_error", "the answer could not be written"))
+            self._backend.cancel(self._answer.id)
+
+    def _take(self, answer: Answer, what: StreamEvent) -> None:
         if isinstance(what, Ended):
-            self._end(self._answer, what)
+            self._end(answer, what)
         elif not self._output.stopped:
-            self._show(self._answer, self._output.push(what.ids))
+            self._show(answer, self._output.push(what.ids))
             if self._output.stopped:
-                self._backend.cancel(self._answer.id, Finish.STOP)
+                self._backend.cancel(answer.id, Finish.STOP)
 
     def _show(self, answer: Answer, delta: Delta) -> None:
         if not self._call.stream:

@@ -172,6 +172,8 @@ def _validated(kind: type[_Body], body: bytes) -> _Body:
         plain = json.loads(body)
     except ValueError as error:  # also UnicodeDecodeError
         raise _invalid(f"the body is not JSON: {error}", None) from error
+    except RecursionError as error:
+        raise _invalid("the body is nested too deeply", None) from error
     if not isinstance(plain, dict):
         raise _invalid("the body must be a JSON object", None)
     try:

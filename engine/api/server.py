@@ -89,15 +89,15 @@ def _application(service: Service, stall_s: float) -> web.Application:
         abort = service.handle(ApiRequest(request.method, request.path, headers, body), outbox)
         try:
             return await _send(request, outbox, stall_s)
-        except (asyncio.CancelledError, ConnectionError):  # the client has closed the connection
-            abort()
-            raise
         except TimeoutError:
             log.warning("a reader of %s took nothing for %g s: cut off", request.path, stall_s)
             abort()
             if request.transport is not None:
                 request.transport.abort()
             raise ConnectionResetError("reader stalled") from None
+        except BaseException:  # closed by the client, or broken: nobody reads on, so nothing may compute on
+            abort()
+            raise
 
     application = web.Application(client_max_size=MAX_BODY)
     application.router.add_route("*", "/{path:.*}", handle)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -38,6 +39,7 @@ OFF_LOOP_BYTES = 16 * 1024
 DEFAULT_CLASS = "default"
 """Of a request without a class; the gateway decides what that means."""
 DRAINING_RETRY_S = 5
+_OURS = ("x-request-id", "x-headrace-class", "x-headrace-tenant", "x-headrace-session")
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +97,7 @@ class Service:
     def handle(self, request: ApiRequest, sink: Sink) -> Abort:
         """Begin to answer on ``sink``; returns what to call when the client goes away."""
         try:
+            _check_text(request.headers)
             abort = self._route(request)(request, sink)
         except ApiError as error:
             answer_error(sink, error, _echo(request))
@@ -150,13 +153,15 @@ class Service:
                 )
             )
 
-        if self._charge is not None:
-            tokens = tokenise(self._tokenizer, call.prompt)
-            asyncio.get_running_loop().call_later(self._charge(len(tokens)), submit, tokens)
-        elif self._executor is not None and len(request.body) >= OFF_LOOP_BYTES:
+        if self._executor is not None and len(request.body) >= OFF_LOOP_BYTES:
             self._spawn(self._tokenise_aside(self._executor, call.prompt, submit, generation))
-        else:
-            submit(tokenise(self._tokenizer, call.prompt))
+            return generation.abort
+        with _failing(generation):
+            tokens = tokenise(self._tokenizer, call.prompt)
+            if self._charge is not None:
+                asyncio.get_running_loop().call_later(self._charge(len(tokens)), submit, tokens)
+            else:
+                submit(tokens)
         return generation.abort
 
     async def _tokenise_aside(
@@ -167,15 +172,8 @@ class Service:
         generation: Generation,
     ) -> None:
         loop = asyncio.get_running_loop()
-        try:
-            tokens = await loop.run_in_executor(executor, tokenise, self._tokenizer, prompt)
-        except ApiError as error:
-            generation.fail(error)
-        except Exception:
-            log.exception("tokenising failed")
-            generation.fail(ApiError(500, "internal_error", "the prompt could not be tokenised"))
-        else:
-            submit(tokens)
+        with _failing(generation):
+            submit(await loop.run_in_executor(executor, tokenise, self._tokenizer, prompt))
 
     @property
     def generating(self) -> int:
@@ -241,13 +239,35 @@ def _nothing() -> None:
     """Nobody minds that this client is gone."""
 
 
+@contextmanager
+def _failing(generation: Generation) -> Iterator[None]:
+    """Whatever goes wrong before a generation is submitted is that generation's one ending."""
+    try:
+        yield
+    except ApiError as error:
+        generation.fail(error)
+    except Exception:
+        log.exception("tokenising failed")
+        generation.fail(ApiError(500, "internal_error", "the prompt could not be tokenised"))
+
+
+def _check_text(headers: Mapping[str, str]) -> None:
+    """Raises ApiError 400 for a header of ours that is no UTF-8 (a server hands on its bytes as lone
+    surrogates): such a name could neither be sent to a worker nor echoed."""
+    for name in _OURS:
+        try:
+            headers.get(name, "").encode()
+        except UnicodeEncodeError:
+            raise ApiError(400, "invalid_value", f"the header {name} is not UTF-8") from None
+
+
 def _tenant(headers: Mapping[str, str]) -> str:
     return headers.get("x-headrace-tenant", "default")
 
 
 def _echo(request: ApiRequest) -> Headers:
     own = request.headers.get("x-request-id")
-    return (("X-Request-Id", own),) if own else ()
+    return (("X-Request-Id", own),) if own and own.isprintable() else ()
 
 
 def _deadline(headers: Mapping[str, str]) -> float | None:

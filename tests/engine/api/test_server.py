@@ -213,3 +213,19 @@ def test_the_token_file_is_the_owners_alone(tmp_path):
     path.chmod(0o640)
     with pytest.raises(PermissionError, match="chmod 600"):
         token_of(path)
+
+
+def test_an_answer_that_cannot_be_sent_cancels_its_request(monkeypatch):
+    """Whatever breaks between the engine and the socket, nothing goes on computing for nobody."""
+
+    async def broken(*_):
+        raise UnicodeEncodeError("utf-8", "\udcff", 0, 1, "a header that has no bytes")
+
+    async def test(fleet, url, port):
+        monkeypatch.setattr("engine.api.server._send", broken)
+        _, writer = await raw_post(port, BODY)
+        await until(lambda: fleet.cancels)
+        assert fleet.cancels == [(1, Finish.CANCELLED)]
+        writer.close()
+
+    served(test)

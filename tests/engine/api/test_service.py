@@ -336,3 +336,42 @@ def test_draining_refuses_the_new_and_finishes_the_old(bench):
     bench.fleet.end(Finish.STOP, 1)
     assert running.events[-1] == "[DONE]"
     assert bench.service.generating == 0
+
+
+@pytest.mark.parametrize("body", [{"prompt": [1 << 31]}, {"prompt": "\ud800"}])
+def test_a_prompt_that_cannot_be_tokenised_leaves_no_generation(bench, body):
+    """Refused before it was submitted, it is over: a drain does not wait for it (E53)."""
+    sink, _ = bench.complete(**body)
+    assert sink.status == 400
+    assert bench.service.generating == 0
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
+def test_a_body_nested_too_deeply_is_the_clients_mistake(bench, path):
+    """However deep the JSON, the answer is a 400 and the engine lives."""
+    sink, _ = bench.post(path, b'{"prompt": ' + b"[" * 100_000)
+    assert (sink.status, sink.ended) == (400, True)
+
+
+@pytest.mark.parametrize(
+    "name", ["x_request_id", "x_headrace_class", "x_headrace_tenant", "x_headrace_session"]
+)
+def test_a_header_that_is_no_utf8_is_refused(bench, name):
+    """A server hands on such bytes as lone surrogates, which no message to a worker could carry."""
+    sink, _ = bench.post("/v1/completions", {"model": "tiny", "prompt": "hi"}, **{name: "a\udcff"})
+    assert sink.status == 400
+    assert name.replace("_", "-") in sink.json["error"]["message"]
+    assert "X-Request-Id" not in sink.headers
+    assert bench.fleet.asks == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_cannot_be_written_is_ended_with_an_error(bench, stream):
+    """A tokenizer that fails on an output id ends that request at both ends: nobody hangs (E2)."""
+    sink, _ = bench.complete(stream=stream)
+    bench.fleet.listeners[0](Generated((1 << 40,)))
+    assert sink.ended
+    assert sink.json["error"]["code"] == "internal_error"
+    assert bench.fleet.cancels == [(1, Finish.CANCELLED)]
+    assert bench.service.generating == 0
+    bench.fleet.end(Finish.CANCELLED)
