@@ -9,9 +9,9 @@ name (``class_``) is not part of its key.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 Seconds = Annotated[float, "s"]
 Share = Annotated[float, "share"]
@@ -163,3 +163,57 @@ class EngineConfig:
     classes: Mapping[str, ClassConfig] = field(default_factory=lambda: {"default": ClassConfig()})
     slo_bounds: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Extra histogram bucket bounds in seconds by metric (``ttft``, ``itl``, ``e2e``): OBSERVABILITY O5."""
+
+
+_AT_LEAST: Mapping[tuple[str, ...], float] = {
+    ("workers",): 1,
+    ("threads",): 1,
+    ("max_model_len",): 2,
+    ("memory", "kv_blocks"): 1,
+    ("memory", "total"): 1,
+    ("memory", "block_size"): 1,
+    ("scheduler", "max_step_tokens"): 1,
+    ("scheduler", "max_running"): 1,
+    ("scheduler", "prefill_chunk"): 1,
+    ("scheduler", "min_prefill_share"): 0,
+    ("scheduler", "max_partial_prefills"): 1,
+    ("scheduler", "long_prefill_cap"): 1,
+    ("admission", "kv_headroom"): 0,
+    ("queue", "max_requests"): 1,
+    ("queue", "max_tokens"): 1,
+    ("router", "decode_weight"): 0,
+    ("router", "max_dispatched"): 1,
+    ("health", "max_restarts_per_minute"): 0,
+}
+_SHARES = (("scheduler", "min_prefill_share"), ("admission", "kv_headroom"))
+_TIMES = (
+    ("cache", "ttl"),
+    ("health", "heartbeat"),
+    ("health", "suspect_after"),
+    ("health", "eject_after"),
+    ("health", "stall_after"),
+    ("health", "restart_backoff"),
+)
+
+
+def problems(config: EngineConfig) -> Iterator[tuple[tuple[str, ...], str]]:
+    """(place, message) of each value with which an engine could not work: refused before it starts, where
+    it would wait for ever or quietly take another value. Classes are not looked at."""
+    for place, least in _AT_LEAST.items():
+        value = _at(config, place)
+        if value is not None and not value >= least:
+            yield place, f"at least {least:g}, not {value}"
+    for place in _SHARES:
+        if _at(config, place) > 1:
+            yield place, f"a share is at most 100 %, not {_at(config, place):.0%}"
+    for place in _TIMES:
+        value = _at(config, place)
+        if value is not None and not value > 0:
+            yield place, f"a time longer than 0s, not {value:g} s"
+
+
+def _at(config: EngineConfig, place: tuple[str, ...]) -> Any:
+    value: Any = config
+    for name in place:
+        value = getattr(value, name)
+    return value

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, problems
 from engine.plain import PlainError, from_plain, to_plain
 
 
@@ -18,9 +18,12 @@ def config_to_dict(config: EngineConfig) -> dict[str, Any]:
 
 
 def config_from_dict(plain: Mapping[str, Any]) -> EngineConfig:
-    """The inverse. Absent keys take their defaults; an unknown key or a wrong type raises PlainError
-    naming the path to it."""
-    return from_plain(EngineConfig, plain)
+    """The inverse. Absent keys take their defaults; an unknown key, a wrong type or a value with which no
+    engine could work raises PlainError naming the path to it."""
+    config = from_plain(EngineConfig, plain)
+    if wrong := [f"{'.'.join(place)}: {message}" for place, message in problems(config)]:
+        raise PlainError("; ".join(wrong))
+    return config
 
 
 def read_config(path: Path) -> EngineConfig:

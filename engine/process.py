@@ -66,9 +66,7 @@ class WorkerProcess:
         for target in (self._read_inbox, self._send_heartbeats):
             threading.Thread(target=target, name=target.__name__, daemon=True).start()
         while True:
-            with self._lock:
-                self._news = False
-                plan = self._worker.plan(time.monotonic_ns())
+            plan = self._plan()
             failed = self._ship()
             if failed is not None:
                 log.error("giving up: %s", failed)
@@ -86,6 +84,16 @@ class WorkerProcess:
             self._terminating = time.monotonic() + DRAIN_BUDGET_S
             # Not here: a signal handler may interrupt the very code that holds the lock.
             threading.Thread(target=self._receive, args=([m.Drain()],), daemon=True).start()
+
+    def _plan(self) -> StepPlan | None:
+        with self._lock:
+            self._news = False
+            began = time.monotonic_ns()
+            plan = self._worker.plan(began)
+            if plan is not None:  # looking and finding nothing to do is no schedule of a step
+                took = (time.monotonic_ns() - began) / 1e9
+                self._worker.meter.observe("headrace_engine_schedule_seconds", took)
+        return plan
 
     def _step(self, plan: StepPlan) -> None:
         started = time.monotonic_ns()

@@ -100,6 +100,14 @@ class WorkerTruth:
     prefill_done: int | None = None
     finished: int | None = None
     cancel_phase: str | None = None
+    cancel_flagged: int | None = None
+    """When a cancel or a deadline flagged it; None for every other end."""
+    reclaimed: int | None = None
+    """When the blocks of a flagged request could be handed out again (E34)."""
+    steps_after_cancel: int = 0
+    """Steps with a row of it that were applied after the flag."""
+    steps_to_reclaim: int = 0
+    """Steps that were applied between flag and ``reclaimed``."""
     prompt: int = 0
     computed: int = 0
     """Prompt tokens computed for the first time."""

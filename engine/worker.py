@@ -85,7 +85,9 @@ class Worker:
         self._early_cancels: OrderedDict[int, Finish] = OrderedDict()
         self._deadlines: list[tuple[int, int]] = []
         self._flight: tuple[StepPlan, tuple[Sequence, ...], int] | None = None
-        self._freeing: list[int] = []
+        self._leaving: list[tuple[m.Done, int]] = []
+        """Flagged while a step was in flight: told when it lands, with the steps landed at the flag."""
+        self._landed = 0
         self._outbox: list[m.FromWorker] = []
         self._busy = BusyWindow(config.cost)
         self._step = 0
@@ -342,9 +344,12 @@ class Worker:
         self._flight = None
         self.pool.applied(plan.step, now)
         self.accounts.stepped(plan, started, now)
-        for flagged in self._freeing:
-            self.accounts.freed(flagged, now)
-        self._freeing.clear()
+        self._landed += 1
+        for sequence in sequences:
+            sequence.truth.steps_after_cancel += sequence.truth.cancel_flagged is not None
+        for done, landed in self._leaving:
+            self._reclaimed(done, self._landed - landed, now)
+        self._leaving.clear()
         prefill = sum(len(row.tokens) for row in plan.rows if not row.is_decode)
         self._busy.computed(now, prefill, plan.tokens - prefill)
         return sequences
@@ -391,7 +396,8 @@ class Worker:
             self.holds.reached(sequence, f"prefill:{sequence.chunks}", now)
 
     def _finish(self, sequence: Sequence, reason: Finish, now: int, error: str | None = None) -> None:
-        """The one way out: exactly one Done per taken request (ENGINE E33)."""
+        """The one way out: exactly one Done per taken request (ENGINE E33). That of a cancelled or expired
+        one comes when its blocks are free again, at the latest when the step in flight lands."""
         fence = self._flight[0].step if self._flight else None
         flying = self._flight is not None and bool(sequence.table)
         self.holds.forget(sequence)
@@ -399,13 +405,21 @@ class Worker:
         self.scheduler.remove(sequence, now, fence)
         del self._active[sequence.id]
         self._ended += 1
-        if reason in (Finish.CANCELLED, Finish.EXPIRED):
-            if flying:
-                self._freeing.append(now)
-            else:
-                self.accounts.freed(now, now)
         request = sequence.request
-        self._outbox.append(m.Done(request.id, request.attempt, reason, sequence.truth, error))
+        done = m.Done(request.id, request.attempt, reason, sequence.truth, error)
+        if reason not in (Finish.CANCELLED, Finish.EXPIRED):
+            self._outbox.append(done)
+            return
+        sequence.truth.cancel_flagged = now
+        if flying:
+            self._leaving.append((done, self._landed))
+        else:
+            self._reclaimed(done, 0, now)
+
+    def _reclaimed(self, done: m.Done, steps: int, now: int) -> None:
+        """A flagged request holds nothing any more."""
+        self.accounts.freed(done.truth, steps, now)
+        self._outbox.append(done)
 
     def _expire_requests(self, now: int) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:

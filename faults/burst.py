@@ -91,6 +91,8 @@ class Burst:
             "asked_rate": self.rate,
             "offered_rate": (len(starts) - 1) / span if span > 0 else None,
         }
+        if starts:
+            window.injected = starts[0]  # the clock that stamps the span may wake up after the first send
         if own and len(starts) >= _ENOUGH * len(own):
             window.proven = starts[0]
         else:

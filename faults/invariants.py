@@ -18,6 +18,10 @@ T_EJECT = 2_000_000_000
 """ns until an unhealthy worker gets nothing more (FLEET F35)."""
 T_BACK = 2_000_000_000
 """ns until a worker that is back gets something again (FLEET F38)."""
+CANCEL_STEPS = 2
+"""Steps from a cancel's flag to the last that touches the request, and to its blocks' return (E34)."""
+FLAG_WITHIN = 100_000_000
+"""ns from the client's close to the flag (E34)."""
 ONE_STEP_S = 1.0
 """How far a request may outlive its deadline: no step takes longer."""
 _SHOWN = 5
@@ -113,6 +117,33 @@ def streams_end(seen: Seen) -> Verdict:
         if seen.truth is not None and record.outcome is Outcome.COMPLETED:
             broken += [f"request {record.id}: {w}" for w in record.warnings if w.startswith(_UNCLEAN)]
     return f"{len(answered)} answers with status 200", broken
+
+
+def cancels_are_obeyed(seen: Seen) -> Verdict:
+    """I10: a cancel is flagged within 100 ms after the client's close, and at most 2 steps touch the request
+    after the flag."""
+    rows = _cancelled(seen)
+    closed = {} if seen.truth_zero is None else _closed(seen, seen.truth_zero)
+    broken = []
+    for row in rows:
+        if row["steps_after_cancel"] > CANCEL_STEPS:
+            broken.append(f"{row['id']} was in {row['steps_after_cancel']} steps after its flag")
+        late = row["cancel_flagged"] - closed.get(str(row["id"]), row["cancel_flagged"])
+        if late > FLAG_WITHIN:
+            broken.append(f"{row['id']} was flagged {late / 1e6:.0f} ms after its client had closed")
+    return f"{len(rows)} cancelled requests", broken
+
+
+def cancelled_blocks_return(seen: Seen) -> Verdict:
+    """I14: a cancelled request's blocks can be handed out again at most 2 steps after its flag."""
+    rows = _cancelled(seen)
+    broken = []
+    for row in rows:
+        if row.get("reclaimed") is None:
+            broken.append(f"{row['id']}: nobody saw its blocks come back")
+        elif row["steps_to_reclaim"] > CANCEL_STEPS:
+            broken.append(f"{row['id']}: its blocks came back {row['steps_to_reclaim']} steps after its flag")
+    return f"{len(rows)} cancelled requests", broken
 
 
 def blocks_return(seen: Seen) -> Verdict:
@@ -213,21 +244,14 @@ def faults_proven(seen: Seen) -> Verdict:
     return f"{len(seen.windows)} faults proven", []
 
 
-def _not_told(what: str) -> Callable[[Seen], Verdict]:
-    def rule(seen: Seen) -> Verdict:
-        raise NotJudged(what)
-
-    return rule
-
-
 INVARIANTS: Mapping[str, Callable[[Seen], Verdict]] = {
     "I1": one_outcome_each,
     "I3": ids_match,
     "I5": tokens_agree,
     "I6": streams_end,
-    "I10": _not_told("the truth does not say when a cancel's flag was set"),
+    "I10": cancels_are_obeyed,
     "I12": blocks_return,
-    "I14": _not_told("the truth does not say when a cancelled request's blocks came back"),
+    "I14": cancelled_blocks_return,
     "I16": rejects_say_when,
     "I17": deadlines_hold,
     "I19": unhealthy_get_nothing,
@@ -266,6 +290,24 @@ def _pairs(seen: Seen) -> Iterable[tuple[Record, Row]]:
     """Each record with the server's row of it, where there is one."""
     rows = {str(row.get("id")): row for row in _truth(seen)}
     return [(record, rows[record.request_id]) for record in seen.records if record.request_id in rows]
+
+
+def _cancelled(seen: Seen) -> list[Row]:
+    """The cancelled requests whose flag was seen; a worker that died took the others' with it."""
+    rows = [row for row in _truth(seen) if row.get("finish_reason") == "cancelled"]
+    told = [row for row in rows if row.get("cancel_flagged") is not None]
+    if not told:
+        raise NotJudged(f"of {len(rows)} cancelled requests no flag was seen" if rows else "nothing was cancelled")
+    return told
+
+
+def _closed(seen: Seen, zero: int) -> dict[str, int]:
+    """When the client closed each request, by request id, at the latest, on the truth's clock in ns."""
+    return {
+        record.request_id: zero + record.closed + record.skew_ns
+        for record in seen.records
+        if record.closed is not None
+    }
 
 
 def _workers(seen: Seen) -> list[Row]:

@@ -95,8 +95,9 @@ async def _until_ready(engine: Child, log: Path) -> dict[str, Any]:
     except TimeoutError:
         line = b""
     if not line:
+        code = await engine.ended(5.0)
         raise TargetFailed(
-            f"the engine never got ready (exit code {engine.code()}); the end of {log}:",
+            f"the engine never got ready (exit code {code}); the end of {log}:",
             *(f"  {text}" for text in log.read_text(errors="replace").splitlines()[-15:]),
         )
     where: dict[str, Any] = json.loads(line)
@@ -223,8 +224,8 @@ class LiveLoad:
         finally:
             Path(file.name).unlink(missing_ok=True)
         if event is None or event["event"] != "ready":
-            await load.close()
-            why = event["message"] if event is not None else f"it ended with exit code {child.code()}"
+            code = await child.ended(5.0)
+            why = event["message"] if event is not None else f"it ended with exit code {code}"
             raise TargetFailed(f"the load process could not begin: {why}", f"see {folder / 'load.log'}")
         return load
 
@@ -241,8 +242,8 @@ class LiveLoad:
             elif event["event"] == "error":
                 self._error = event["message"]
         if self._done is None:
-            await self._child.end(5.0)
-            why = self._error or f"the load process died (exit code {self._child.code()})"
+            code = await self._child.ended(5.0)
+            why = self._error or f"the load process died (exit code {code})"
             return LoadEnd({}, interrupted=False, lost=why)
         observed, error = None, self._done.get("observe_error")
         file = self._order.folder / "observed.arrow"

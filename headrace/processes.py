@@ -66,14 +66,23 @@ class Child:
         if not self._process.stdin.is_closing():
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
 
+    async def ended(self, limit: float) -> int:
+        """Exit code of one that is about to end by itself, as its closed stdout tells; ``end`` after
+        ``limit`` s."""
+        with suppress(TimeoutError):
+            return await asyncio.wait_for(self._process.wait(), limit)
+        return await self.end(limit)
+
     async def end(self, limit: float) -> int:
         """SIGTERM, and SIGKILL after ``limit`` s; returns its exit code. Idempotent."""
         if self._process.returncode is None:
+            # Not terminate(): it looks whether the process has ended, and then takes its exit code away
+            # from the event loop, which would report 255.
             with suppress(ProcessLookupError):
-                self._process.terminate()
+                os.kill(self._process.pid, signal.SIGTERM)
             try:
                 await asyncio.wait_for(self._process.wait(), limit)
             except TimeoutError:
                 with suppress(ProcessLookupError):
-                    self._process.kill()
+                    os.kill(self._process.pid, signal.SIGKILL)
         return await self._process.wait()

@@ -36,6 +36,9 @@ class Constant:
     def due_times(self, span: float, rng: np.random.Generator) -> Times:
         return _within(np.arange(math.ceil(span * self.rate)) / self.rate, span)
 
+    def expected(self, span: float) -> float:
+        return span * self.rate
+
 
 @dataclass(frozen=True, slots=True)
 class Poisson:
@@ -52,6 +55,9 @@ class Poisson:
         while times[-1] < span:
             times = np.concatenate([times, times[-1] + np.cumsum(rng.exponential(1 / self.rate, chunk))])
         return _within(times, span)
+
+    def expected(self, span: float) -> float:
+        return span * self.rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,9 @@ class Burst:
         starts = self.at + (np.arange(count) * step if count > 1 else np.zeros(count))
         spread = rng.uniform(0, self.over, (count, self.size)) if self.over else np.zeros((count, self.size))
         return _within((starts[:, None] + spread).ravel(), span)
+
+    def expected(self, span: float) -> float:
+        return self.size * (1 if self.every is None else max(0.0, span - self.at) / self.every)
 
 
 def _positive(name: str, value: float) -> None:

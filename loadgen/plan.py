@@ -126,6 +126,9 @@ class Arrival(Protocol):
     def due_times(self, span: float, rng: np.random.Generator) -> NDArray[np.int64]:
         """ns since the start of the span, sorted, each in [0, span); ``span`` in s."""
 
+    def expected(self, span: float) -> float:
+        """How many sessions about start in ``span`` s: to refuse what no plan could hold."""
+
 
 class Workload(Protocol):
     """What a session sends (loadgen.workload)."""

@@ -28,6 +28,9 @@ GRID = 512
 MOST = 4096
 """Beyond so many requests, equal groups of neighbours are drawn instead (blocks get no shorter)."""
 
+FEWEST = 3
+"""Of two requests there is one block, so that all draws are the same: that is no interval of width 0."""
+
 Index = NDArray[np.int64]
 Counts = NDArray[np.float32]
 
@@ -71,7 +74,7 @@ def _weights(n: int) -> Counts:
 
 def ratio_interval(over: Values, under: Values) -> Interval:
     """95 % of sum(over)/sum(under), both given per request in due order."""
-    if len(over) < 2:
+    if len(over) < FEWEST:
         return Interval(None, None)
     blocks = draw(len(over))
     totals, bases = blocks.sums(over), blocks.sums(under)
@@ -102,8 +105,8 @@ class QuantileDraws:
 
     @staticmethod
     def of(values: Values, owners: Index, n: int, weights: Counts | None = None) -> QuantileDraws | None:
-        """None where there is nothing to draw from (fewer than two requests)."""
-        if n < 2 or len(values) == 0:
+        """None where there is nothing to draw from."""
+        if n < FEWEST or len(values) == 0:
             return None
         group = math.ceil(n / MOST)
         owners, n = owners // group, math.ceil(n / group)

@@ -10,6 +10,7 @@ import pandas as pd
 
 from results.bootstrap import ratio_interval
 from results.distribution import Estimate
+from results.outcomes import Mask
 from results.quantiles import Values
 from results.view import View
 
@@ -45,8 +46,8 @@ def hit(data: pd.DataFrame, name: str) -> Estimate:
 def contract(view: View) -> dict[str, Any]:
     """Whether the cache was as declared, seen from the hits.
 
-    Cold: requests that were sent before the run's first token came back can have found nothing of this
-    run; what they read was there before. Warm: some request of the window read something.
+    Cold: what the first requests read was there before (see ``_first``). Warm: some request of the window
+    read something.
     """
     declared = view.judging.cache
     data = view.data[view.data["cache_read"].notna()]
@@ -54,16 +55,37 @@ def contract(view: View) -> dict[str, Any]:
     if declared == "as_is":
         state, reason = "unverified", "as_is declares nothing"
     elif len(data) and declared == "cold":
-        first_answer = view.data["first_token"].min()
-        early = data[data["start"] <= first_answer]
+        early = data[_first(view.data)[data.index]]
         read = int(early["cache_read"].sum())
         state = "unverified" if not len(early) else "violated" if read else "held"
-        reason = f"{len(early)} requests sent before the first answer read {read} cached tokens"
+        reason = f"{len(early)} requests that came before all others read {read} cached tokens"
+        if not len(early):
+            reason = "every request that reported its cached tokens may have read another one's"
     elif len(data):
         read = int(view.window["cache_read"].fillna(0).sum())
         state = "held" if read else "violated"
         reason = f"requests of the window read {read} cached tokens"
     return {"declared": declared, "state": state, "reason": reason}
+
+
+def _first(data: pd.DataFrame) -> Mask:
+    """Requests that can have found nothing of this run, whatever they read.
+
+    With truth: the first to be scheduled on each worker. Else one that had its answer (its first token,
+    or all of it) before any other was sent. To be *sent* before the first answer is not enough: a request
+    that waits finds what was computed in the meantime.
+    """
+    if "first_scheduled" in data and data["first_scheduled"].notna().any():
+        lives = [c for c in ("worker", "incarnation") if c in data]
+        scheduled = data[data["first_scheduled"].notna()]
+        earliest = scheduled.groupby(lives, dropna=False)["first_scheduled"].transform("min")
+        mask: Mask = (data["first_scheduled"] == earliest.reindex(data.index)).to_numpy(dtype=bool)
+        return mask
+    sent = np.sort(data["start"].dropna().to_numpy(dtype=np.float64))
+    answered = data["first_token"].fillna(data["terminal"]).to_numpy(dtype=np.float64)
+    alone = len(sent) == 1 or (len(sent) > 1) & (answered <= (sent[1] if len(sent) > 1 else 0))
+    first: Mask = (data["start"].to_numpy(dtype=np.float64) == (sent[0] if len(sent) else np.nan)) & alone
+    return first
 
 
 def cache_block(view: View, rollup: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -95,9 +95,10 @@ def _why_undecidable(gate: Gate, evidence: Evidence) -> str | None:
     if gate.during not in (None, STEADY):
         return _why_fault_unseen(str(gate.during), evidence)
     if gate.metric in ("attainment", "attainment_strict", "goodput", "goodput_tokens") and gate.group is None:
-        rows = evidence.view.in_window & evidence.view.of_class(gate.scope)
-        if attainment(evidence.view.marks.at(rows)).undecidable:
-            return "over 1 % of the answers leave an SLO metric undefined"
+        view = evidence.view
+        for name in view.by_class() if gate.scope is None else [gate.scope]:
+            if attainment(view.marks.at(view.in_window & view.of_class(name))).undecidable:
+                return f"over 1 % of the answers of class {name} leave an SLO metric undefined"
     return None
 
 
@@ -149,7 +150,13 @@ def measure(gate: Gate, evidence: Evidence) -> Estimate:
         rows &= view.steady()
     elif gate.during is not None:
         rows &= view.meets(gate.during)
+    if gate.during is not None and not rows.any():
+        return Estimate(None, reason=f"no request of the window was {_there(gate.during)}", n=0)
     return _of_rows(view, gate, rows)
+
+
+def _there(during: str) -> str:
+    return "steady" if during == STEADY else f"alive during {during!r}"
 
 
 def _of_rows(view: View, gate: Gate, rows: Mask) -> Estimate:
@@ -189,24 +196,24 @@ def _share(view: View, metric: str, rows: Mask) -> Estimate:
 def _outcome(view: View, gate: Gate, rows: Mask) -> Estimate:
     data = view.data[rows]
     mask = ((data["outcome"] == gate.metric) | (data["group"] == gate.metric)).to_numpy(dtype=bool)
-    if gate.stat == "count":
-        return Estimate(float(mask.sum()), n=len(mask))
     if not len(mask):
         return Estimate(None, reason="no request to count", n=0)
+    if gate.stat == "count":
+        return Estimate(float(mask.sum()), n=len(mask))
     return Estimate(float(mask.mean()), share_interval(mask), n=len(mask))
 
 
 def _rate(view: View, gate: Gate, rows: Mask) -> Estimate:
-    """A rate over the window, the steady part or a fault's span; the plan's own rates are exact."""
+    """A rate over the window, its steady part or a fault's part of it; the plan's own rates are exact."""
     spans: Spans = view.window_spans
     if gate.during == STEADY:
         spans = view.steady_spans()
     elif gate.during is not None:
-        spans = (view.faults[gate.during],)
+        spans = view.fault_spans(gate.during)
     data, marks, name = view.data[rows], view.marks.at(rows), _RATE_OF[gate.metric]
     value = rates(data, marks, spans)[name]
     if value is None:
-        return Estimate(None, reason="the span has no length")
+        return Estimate(None, reason="the window has no such part")
     if name not in ("completed", "good") or not len(data):
         return Estimate(value)
     share = share_interval(rate_masks(data, marks, spans)[name])
@@ -221,6 +228,8 @@ def _recovery(gate: Gate, evidence: Evidence) -> Estimate:
     ends = ("recovered", "healed") if gate.metric == "seconds" else ("proven",)
     spans = []
     for fault in chosen:
+        if fault.get("proven") is None:
+            return Estimate(None, reason=f"the fault {fault.get('id')!r} was not seen to take effect")
         end = next((fault[k] for k in ends if fault.get(k) is not None), None)
         if fault.get("injected") is None or end is None:
             return Estimate(None, reason=f"the fault {fault.get('id')!r} was not seen to {ends[-1]}")

@@ -99,12 +99,17 @@ class Distribution:
         value = quantile(self._ordered, q)
         if value is None:
             return Estimate(None, reason=why_unsupported(self.n, q), n=self.n)
-        return Estimate(value, self._quantile_interval(q), n=self.n)
+        return Estimate(value, self._quantile_interval(q, value), n=self.n)
 
-    def _quantile_interval(self, q: float) -> Interval:
+    def _quantile_interval(self, q: float, value: float) -> Interval:
+        """Around ``value``: bounds are samples, and where these are few it may lie between two of them."""
         if not self._dependent:
             return binomial_interval(self._ordered, q)
-        return Interval(None, None) if self._draws is None else self._draws.interval(q)
+        if self._draws is None:
+            return Interval(None, None)
+        found = self._draws.interval(q)
+        assert found.low is not None and found.high is not None, "draws bound both sides"
+        return Interval(min(found.low, value), max(found.high, value))
 
     def table(self) -> dict[str, Any]:
         """The block of summary.json (JOINTS 6): values in s, null with ``<name>_reason`` beside it."""

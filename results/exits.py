@@ -55,6 +55,9 @@ def _why_open(data: RunData, view: View, client: Health, gates: list[dict[str, A
         return f"the client was {client.verdict} ({', '.join(client.reasons)})"
     if not view.marks.completed.any():
         return "no request completed"
+    unseen = [f["id"] for f in data.faults if f.get("proven") is None or f.get("error")]
+    if unseen:
+        return f"not played as scripted: fault {', '.join(map(str, unseen))}"
     undecided = [g for g in gates if g["verdict"] == INCONCLUSIVE]
     if undecided:
         return f"{len(undecided)} of {len(gates)} gates could not be decided"

@@ -6,6 +6,7 @@ scope  := class or all, then optionally {dim=value, ..}; or a counter group
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable, Collection
@@ -223,7 +224,10 @@ def _bound(number: str, unit: str, kind: Kind, stat: str | None, regression: boo
         raise GateError(
             f"the bound {number}{unit} {'needs a unit' if not unit else 'has a wrong unit'}: {wanted}"
         )
-    return float(number) * units[unit]
+    bound = float(number) * units[unit]
+    if not math.isfinite(bound):
+        raise GateError(f"the bound {number}{unit} is beyond all numbers")
+    return bound
 
 
 def parse_gates(judging: Judging, faults: Collection[str] | None = None) -> list[Gate]:

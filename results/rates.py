@@ -58,9 +58,10 @@ def rates(data: pd.DataFrame, marks: Marks, spans: Spans) -> dict[str, float | N
 
 def token_times(data: pd.DataFrame) -> tuple[Values, Values]:
     """(ns since t0, tokens) of every token-bearing event. Where the events' counts are unknown, the
-    request's tokens are spread evenly over its events."""
-    times: list[Values] = [np.empty(0)]
-    tokens: list[Values] = [np.empty(0)]
+    request's tokens are spread evenly over its events; a whole (non-streamed) answer is one event."""
+    whole = data[~data["streamed"].to_numpy(dtype=bool) & (data["n_out"] > 0) & data["terminal"].notna()]
+    times: list[Values] = [whole["terminal"].to_numpy(dtype=np.float64)]
+    tokens: list[Values] = [whole["n_out"].to_numpy(dtype=np.float64)]
     columns = zip(data["first_token"], data["event_us"], data["event_tokens"], data["n_out"], strict=True)
     for first, events, given, n_out in columns:
         if not len(events) or np.isnan(first):

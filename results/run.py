@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from results.judging import Judging
+from results.spans import touched
 from results.recordfile import RECORD_SCHEMA, RecordWriter, frame, frame_of, read_records, read_stream
 
 __all__ = ["RECORD_SCHEMA", "RecordWriter", "Run", "RunData", "RunError", "frame", "read_records"]
@@ -156,7 +157,7 @@ class Run:
         """Close the records, write what is known only now, and return everything for the judge."""
         self.records.close()
         streams = sorted(self.path.glob("records*.arrow"))
-        table = pa.concat_tables([read_stream(stream)[0] for stream in streams])
+        table = self._with_faults(pa.concat_tables([read_stream(stream)[0] for stream in streams]))
         pq.write_table(table, self.path / "records.parquet")
         for stream in streams:
             stream.unlink()
@@ -179,6 +180,13 @@ class Run:
         )
         self._write_rest(data)
         return data
+
+    def _with_faults(self, table: Any) -> Any:
+        """The records with all fault windows that their lives touch, which are only known now."""
+        lists = touched(frame_of(table), self._faults, self.judging)
+        at = table.schema.get_field_index("faults")
+        field_ = table.schema.field(at)
+        return table.set_column(at, field_, pa.array(lists, type=field_.type))
 
     def _write_rest(self, data: RunData) -> None:
         if data.scrapes is not None:

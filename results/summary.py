@@ -19,7 +19,7 @@ from results.engine_truth import engine_block
 from results.gates import parse_gates
 from results.goodput import attainment
 from results.judging import ClassGoal, Judging
-from results.metrics import METRICS
+from results.metrics import METRICS, tokens_after_first
 from results.outcomes import Mask, counts, group_counts, is_group
 from results.rates import rates
 from results.record import Outcome
@@ -190,14 +190,13 @@ def _tokens(view: View, rows: Mask) -> dict[str, Any]:
 
 
 def _tpot_weighted(view: View, rows: Mask) -> float | None:
-    """Sum of the spans over sum of the tokens after the first events."""
+    """Sum of the spans over sum of the tokens after the first events; a span of 0 counts like any other."""
     data = view.data[rows & view.marks.completed]
     per_request = METRICS["tpot"].per_request
     assert per_request is not None
-    each = per_request(data)
+    known = ~np.isnan(per_request(data))
     span = ((data["last_token"] - data["first_token"]) * 1e-9).to_numpy(dtype=np.float64)
-    known = ~np.isnan(each) & (each > 0)
-    return float(span[known].sum() / (span[known] / each[known]).sum()) if known.any() else None
+    return float(span[known].sum() / tokens_after_first(data)[known].sum()) if known.any() else None
 
 
 def _all_attempts(view: View, rows: Mask) -> dict[str, Any]:

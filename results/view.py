@@ -15,6 +15,7 @@ from results.metrics import METRICS, Kind, Samples
 from results.outcomes import Mask, prepared
 from results.rates import Spans
 from results.run import RunData
+from results.spans import MARKING, fault_span, meets
 
 TRUTH_COLUMNS = (
     "worker",
@@ -39,7 +40,6 @@ TRUTH_COLUMNS = (
     "blocks_peak",
 )
 TIERS = ("device", "host", "disk", "remote")
-_MARKING = ("cancel",)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class View:
         last = run.records.sort_values(["id", "attempt"], kind="stable").drop_duplicates("id", keep="last")
         joined = with_truth(prepared(last, run.judging), run.truth)
         spans = {str(f["id"]): span for f in run.faults if (span := fault_span(f, run.judging)) is not None}
-        marking = frozenset(str(f["id"]) for f in run.faults if f.get("type") in _MARKING)
+        marking = frozenset(str(f["id"]) for f in run.faults if f.get("type") in MARKING)
         return View(run.judging, joined, spans, marking)
 
     @cached_property
@@ -94,9 +94,7 @@ class View:
         if fault in self.own_requests:
             marked: Mask = self.data["faults"].map(lambda ids: fault in ids).to_numpy(dtype=bool)
             return marked
-        a, b = self.faults[fault]
-        mask: Mask = ((self.data["start"] < b) & (self.data["closed"] > a)).to_numpy(dtype=bool)
-        return mask
+        return meets(self.data, self.faults[fault])
 
     def steady(self) -> Mask:
         """Rows that meet no fault."""
@@ -129,24 +127,18 @@ class View:
     def window_spans(self) -> Spans:
         return (self.judging.window,)
 
+    def fault_spans(self, fault: str) -> Spans:
+        """The part of a fault's span inside the window: beyond it there is no load to have a rate."""
+        (a, b), (x, y) = self.judging.window, self.faults[fault]
+        low, high = max(a, x), min(b, y)
+        return ((low, high),) if low < high else ()
+
     def steady_spans(self) -> Spans:
         """The window without the faults' spans."""
         spans: list[tuple[int, int]] = [self.judging.window]
         for a, b in (span for fault, span in self.faults.items() if fault not in self.own_requests):
             spans = [part for x, y in spans for part in ((x, min(y, a)), (max(x, b), y)) if part[0] < part[1]]
         return tuple(spans)
-
-
-def fault_span(fault: dict[str, object], judging: Judging) -> tuple[int, int] | None:
-    """Injected to recovered; where the recovery was not seen, healed + T_rec. None: never injected."""
-    injected, healed, recovered = (fault.get(k) for k in ("injected", "healed", "recovered"))
-    if not isinstance(injected, int | float):
-        return None
-    if isinstance(recovered, int | float):
-        return int(injected), int(recovered)
-    if isinstance(healed, int | float):
-        return int(injected), int(healed) + judging.t_rec
-    return int(injected), int(injected) + judging.t_rec_unhealed
 
 
 def with_truth(data: pd.DataFrame, truth: pd.DataFrame | None) -> pd.DataFrame:

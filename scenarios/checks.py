@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
+from engine.config import problems
 from faults.burst import Burst
 from faults.cancel import Cancel
 from faults.when import InPrefill
 from faults.worker import FreezeWorker, KillWorker
-from results.gates import GateError, parse_gate
+from results.counters import COUNTERS
+from results.gates import OUTCOMES, GateError, parse_gate
+from results.metrics import METRICS
 from scenarios.faulty import nearest
+from scenarios.parts import engine_config
 from scenarios.schema import ClassSpec, EngineTarget, Scenario
 
 Found = Iterator[tuple[tuple[str | int, ...], str]]
@@ -23,6 +28,10 @@ Found = Iterator[tuple[tuple[str | int, ...], str]]
 _WHOLE_ANSWER_SLOS = {"e2e", "e2e_sched"}
 _NAME = re.compile(r"[A-Za-z_][\w-]*")
 _RESERVED = ("all", "steady")
+_SEEDS = 2**63
+_LOWEST_RANK = 255
+_MOST_WORKERS = 1024
+_MOST_SESSIONS = 5_000_000
 
 
 def references(data: Mapping[str, Any]) -> Found:
@@ -72,8 +81,12 @@ def sense(scenario: Scenario) -> Found:
         yield ("phases", "window"), "the window is what is judged: it must be longer than 0s"
     if not scenario.load:
         yield ("load",), "nothing is sent: give at least one load"
-    if scenario.seed is not None and scenario.seed < 0:
-        yield ("seed",), "a seed is 0 or more"
+    if scenario.seed is not None and not 0 <= scenario.seed < _SEEDS:
+        yield ("seed",), "a seed is 0 or more, and below 2^63"
+    for key, limit in asdict(scenario.timeouts).items():
+        if limit <= 0:
+            yield ("timeouts", key), "a timeout must be longer than 0s: nothing could be answered in time"
+    yield from _sizes(scenario)
     yield from _target(scenario)
     for name, spec in scenario.classes.items():
         yield from _class(name, spec)
@@ -82,24 +95,48 @@ def sense(scenario: Scenario) -> Found:
             yield ("faults", i, key), message
 
 
+def _sizes(scenario: Scenario) -> Found:
+    """A load is a list of requests in memory; one that would never be made is refused here."""
+    for i, load in enumerate(scenario.load):
+        expected = load.arrival.expected(scenario.phases.load_ns / 1e9)
+        if expected > _MOST_SESSIONS:
+            yield (
+                ("load", i, "arrival"),
+                f"{expected:.3g} arrivals; at most {_MOST_SESSIONS:,} can be planned",
+            )
+
+
 def _target(scenario: Scenario) -> Found:
     if not isinstance(scenario.target, EngineTarget):
         return
     engine = scenario.target.engine
-    if engine.workers < 1:
-        yield ("target", "engine", "workers"), "an engine has at least 1 worker"
+    if not 1 <= engine.workers <= _MOST_WORKERS:
+        yield ("target", "engine", "workers"), f"an engine has 1 to {_MOST_WORKERS} workers"
     if engine.memory.kv_blocks is not None and engine.memory.total is not None:
         yield ("target", "engine", "memory"), "give kv_blocks or total, not both"
+    for place, message in problems(engine_config(scenario)):
+        if place != ("workers",):
+            yield ("target", "engine", *place), message
 
 
 def _class(name: str, spec: ClassSpec) -> Found:
     at = ("classes", name)
     if not _NAME.fullmatch(name) or name in _RESERVED:
         yield at, f"{name!r} cannot name a class: letters, digits, _ and -, and neither {_RESERVED}"
+    elif name in METRICS or name in COUNTERS or name in OUTCOMES:
+        yield at, f"{name!r} cannot name a class: gates know it as a number of its own"
     if not spec.stream:
         bounds = spec.slo.bounds()
         for metric in bounds.keys() - _WHOLE_ANSWER_SLOS:
             yield (*at, "slo", metric), f"{metric} needs a stream; class {name!r} has stream: false"
+    if not 0 <= spec.rank <= _LOWEST_RANK:
+        yield (*at, "rank"), f"a rank is 0 (most urgent) to {_LOWEST_RANK}"
+    if spec.deadline is not None and spec.deadline <= 0:
+        yield (*at, "deadline"), "a deadline must be longer than 0s"
+    limits = {f"limits.{key}": value for key, value in asdict(spec.limits).items()}
+    for key, value in (limits | {"default_output": spec.default_output}).items():
+        if value is not None and value < 1:
+            yield (*at, *key.split(".")), f"at least 1 token, not {value}"
     most = spec.limits.output
     if most is not None and spec.default_output is not None and spec.default_output > most:
         yield (*at, "default_output"), f"default_output {spec.default_output} is above limits.output {most}"
@@ -108,8 +145,8 @@ def _class(name: str, spec: ClassSpec) -> Found:
 def _fault(fault: Any, scenario: Scenario) -> Iterator[tuple[str, str]]:
     """(key, message) of one fault."""
     end = scenario.phases.load_ns / 1e9
-    if not _NAME.fullmatch(fault.id):
-        yield "id", f"{fault.id!r} cannot name a fault: letters, digits, _ and -"
+    if not _NAME.fullmatch(fault.id) or fault.id in _RESERVED:
+        yield "id", f"{fault.id!r} cannot name a fault: letters, digits, _ and -, and neither {_RESERVED}"
     if getattr(fault, "at", 0.0) >= end:
         yield "at", f"{fault.at:g} s is after the last request: warmup, window and cooldown end at {end:g} s"
     elif isinstance(fault, Burst) and fault.at + fault.for_ > end:

@@ -49,7 +49,7 @@ def _composed(text: str, name: str) -> yaml.Node | None:
         line = text.count("\n", 0, error.position) + 1
         raise TreeError((name, line, f"not YAML: a character of code {error.character:#x}")) from error
     except RecursionError as error:
-        raise TreeError((name, 0, f"nested deeper than {_DEEPEST} levels")) from error
+        raise TreeError((name, 1, f"nested deeper than {_DEEPEST} levels")) from error
 
 
 def _checked(root: yaml.Node) -> None:
@@ -91,13 +91,19 @@ def _own_faults(node: yaml.Node) -> Iterator[Located]:
     if isinstance(node, yaml.MappingNode):
         yield from _faulty_keys(node)
     wanted = _tag_of(node)
-    if node.tag not in (wanted, _TAG + "str") or (node.tag != wanted and not isinstance(node, yaml.ScalarNode)):
-        yield (*_at(node.start_mark), f"the tag {node.tag.removeprefix(_TAG)!r} does not fit; leave it out")
+    if node.tag not in (wanted, _TAG + "str") or (
+        node.tag != wanted and not isinstance(node, yaml.ScalarNode)
+    ):
+        yield (*_at(node.start_mark), f"the tag {_written(node.tag)!r} does not fit; leave it out")
     elif isinstance(node, yaml.ScalarNode):
         try:
             yaml.SafeLoader("").construct_document(node)
         except ValueError as error:
             yield (*_at(node.start_mark), f"a value that YAML cannot read: {error}")
+
+
+def _written(tag: str) -> str:
+    return f"!!{tag.removeprefix(_TAG)}" if tag.startswith(_TAG) else tag
 
 
 def _tag_of(node: yaml.Node) -> str:
@@ -167,7 +173,8 @@ def edit(root: yaml.MappingNode, assignment: str) -> None:
         value = _composed(text, name) or yaml.ScalarNode(_TAG + "null", "", mark, mark)
         _checked(value)
     except TreeError as error:
-        raise TreeError(*((name, 0, message) for _, _, message in error.found)) from error
+        words = (message.replace("not YAML", "the value is not YAML") for _, _, message in error.found)
+        raise TreeError(*((name, 0, message) for message in words)) from error
     _mark(value, mark)
     put(root, dotted.strip(), value, mark)
 

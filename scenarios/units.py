@@ -31,6 +31,8 @@ class Unit:
     whole: bool = False
     plain: bool = False
     """A bare number is accepted too (a share may be 0.1)."""
+    most: float = 1e9
+    """The largest value; beyond, ns and token counts would not fit their columns any more."""
 
     @property
     def pattern(self) -> str:
@@ -61,6 +63,8 @@ class Unit:
     def _checked(self, number: float, text: str) -> float | int:
         if self.plain and not 0 <= number <= 1:
             raise ValueError(f"{text!r} is not {self.noun}: it lies between 0% and 100% (or 0 and 1)")
+        if number > self.most:
+            raise ValueError(f"{text!r} is too much: at most {self.most:g}{self.base}")
         return round(number) if self.whole else number
 
     def write(self, value: float) -> str:
@@ -95,5 +99,6 @@ UNITS: dict[str, Unit] = {
         "B",
         "4GB",
         whole=True,
+        most=2.0**62,
     ),
 }

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from engine.api import openai
-from engine.api.errors import ApiError
+from engine.api.errors import ApiError, of_rejected
 from engine.api.exchange import (
     Abort,
     ApiRequest,
@@ -28,7 +28,7 @@ from engine.api.exchange import (
 from engine.api.generation import Generation, Stamps
 from engine.api.prompts import components, tokenise
 from engine.config import CostModel, EngineConfig
-from engine.fleet.backend import Ask, Backend
+from engine.fleet.backend import Ask, Backend, Rejected
 from engine.model.tokenizer import Tokenizer
 from engine.request import Sampling, Tokens
 
@@ -126,6 +126,11 @@ class Service:
             message = f"this engine serves {self._config.model!r}, not {call.model!r}"
             raise ApiError(404, "model_not_found", message, param="model")
         deadline = _deadline(request.headers)
+        class_ = request.headers.get("x-headrace-class", DEFAULT_CLASS)
+        try:
+            self._front.admits(class_)
+        except Rejected as rejected:
+            raise of_rejected(rejected) from rejected
         generation = Generation(
             self._front,
             self._tokenizer,
@@ -143,7 +148,7 @@ class Service:
                     tokens,
                     call.max_tokens,
                     self._sampling(call),
-                    request.headers.get("x-headrace-class", DEFAULT_CLASS),
+                    class_,
                     _tenant(request.headers),
                     request.headers.get("x-headrace-session"),
                     request.headers.get("x-request-id", ""),

@@ -75,6 +75,10 @@ Listener = Callable[[StreamEvent], None]
 class Backend(Protocol):
     """The gateway as the HTTP layer sees it. All calls are made on one event loop."""
 
+    def admits(self, class_: str) -> None:
+        """Raises Rejected if a request of this class would be refused whatever its prompt is: asked before
+        the prompt is tokenised (ENGINE E32). Promises nothing; ``submit`` checks again."""
+
     def submit(self, ask: Ask, listener: Listener) -> tuple[int, int]:
         """Queue a request; returns (id, out_max). Raises Rejected. The listener gets Generated events
         and then exactly one Ended, none of them before this returns."""

@@ -63,16 +63,16 @@ class Door:
     def configure(self, config: EngineConfig) -> None:
         self._config = config
 
-    def class_of(self, ask: Ask) -> str:
+    def class_of(self, named: str) -> str:
         """The class it is served in: an unlabelled request is the least urgent class's if there is no
         ``default``. Raises Rejected for a class that does not exist."""
         classes = self._config.classes
-        if ask.class_ in classes:
-            return ask.class_
-        if ask.class_ == DEFAULT_CLASS:
+        if named in classes:
+            return named
+        if named == DEFAULT_CLASS:
             return max(classes, key=lambda name: classes[name].rank)
         known = ", ".join(classes)
-        raise Rejected(400, "unknown_class", f"class {ask.class_!r} is none of {known}")
+        raise Rejected(400, "unknown_class", f"class {named!r} is none of {known}")
 
     def digests(self, tokens: Tokens[int], tenant: str, salt: str | None = None) -> tuple[bytes, ...]:
         """Chained digests of the full blocks of a prompt (ENGINE E8)."""
@@ -88,13 +88,21 @@ class Door:
         retry_after = max(1, math.ceil(self._config.health.restart_backoff)) + 1
         return f"no worker is in rotation ({', '.join(sorted(states))})", retry_after
 
-    def admit(self, ask: Ask, now: int, dispatcher: Dispatcher, health: Sequence[WorkerHealth]) -> Run:
-        """Check it and number it; the caller queues it in the same call (E24: nothing in between)."""
-        class_ = self.class_of(ask)
-        limits = self._config.classes[class_]
+    def knock(self, class_: str, dispatcher: Dispatcher, health: Iterable[WorkerHealth]) -> None:
+        """Raises Rejected for what can be refused without knowing the prompt (E32)."""
+        self.class_of(class_)
         closed = self.not_ready(health)
         if closed is not None:
             raise Rejected(503, "not_ready", closed[0], closed[1])
+        full = dispatcher.queue.full(dispatcher.rates.pool())
+        if full is not None:
+            raise Rejected(429, full.code, full.message, full.retry_after)
+
+    def admit(self, ask: Ask, now: int, dispatcher: Dispatcher, health: Sequence[WorkerHealth]) -> Run:
+        """Check it and number it; the caller queues it in the same call (E24: nothing in between)."""
+        self.knock(ask.class_, dispatcher, health)
+        class_ = self.class_of(ask.class_)
+        limits = self._config.classes[class_]
         out_max = self._gate(ask, limits, [h.hello for h in health if h.hello is not None])
         request = self._request(ask, class_, limits, out_max, now)
         dispatcher.events.know_root(request.root)

@@ -1,7 +1,7 @@
 """The driver around the gateway: performs what it decides, over any pool of workers (backend.Backend).
 
 Everything runs on one event loop; the loop's own clock is used for nothing but to be woken. The methods
-are the HTTP layer's (submit, cancel, wrote, not_ready, metrics, digests) and the admin door's verbs,
+are the HTTP layer's (admits, submit, cancel, wrote, not_ready, metrics, digests) and the admin door's verbs,
 which raise ValueError (bad argument), LookupError (no such worker or hold) or RuntimeError.
 """
 
@@ -77,6 +77,10 @@ class Fleet:
         await self._pool.stop()
 
     # ---- the HTTP layer's
+
+    def admits(self, class_: str) -> None:
+        """Raises Rejected if a request of this class would be refused whatever its prompt is."""
+        self.gateway.admits(class_)
 
     def submit(self, ask: Ask, listener: Listener) -> tuple[int, int]:
         """Queue a request; returns (id, out_max). Raises Rejected."""

@@ -60,12 +60,20 @@ class Gateway:
             m.Failed: lambda worker, failed, now: self.rotation.lost(worker, failed.reason, now),
         }
 
+    def admits(self, class_: str) -> None:
+        """Raises Rejected if a request of this class would be refused whatever its prompt is."""
+        try:
+            self.door.knock(class_, self.dispatcher, self.health.values())
+        except Rejected as rejected:
+            self._count_rejection(class_, rejected)
+            raise
+
     def submit(self, ask: Ask, now: int) -> tuple[int, int]:
         """Queue a request; returns (id, out_max). Raises Rejected."""
         try:
             run = self.door.admit(ask, now, self.dispatcher, list(self.health.values()))
         except Rejected as rejected:
-            self._count_rejection(ask, rejected)
+            self._count_rejection(ask.class_, rejected)
             raise
         self.meter.inc("headrace_router_requests_total", class_=run.entry.class_)
         self.lives.begin(run)
@@ -206,7 +214,7 @@ class Gateway:
             run.first_token = True
             key = run.key
             self._timers.at(now + PREDICTED_NS, lambda _: self.dispatcher.predicted.leave(key))
-        if run.intent is None:
+        if run.intent in (None, Finish.EXPIRED):  # what an expired one still says is its partial text
             run.generated += len(message.ids)
             self.lives.emit(Emit(run.id, Generated(message.ids)))
 
@@ -244,13 +252,15 @@ class Gateway:
             breaker.withdrawn()
         else:
             breaker.succeeded()
+        # A stop string that was found is the end, whatever its worker ended it for meanwhile.
+        reason = Finish.STOP if run.intent is Finish.STOP else done.reason
         if done.reason in (Finish.STOP, Finish.LENGTH):
             self.dispatcher.outputs.ended(run.entry.class_, done.truth.generated)
         if run.choice is not None and done.truth.first_scheduled is not None:
             self.meter.inc("headrace_router_predicted_hit_tokens_total", run.choice.predicted_hit)
             self.meter.inc("headrace_router_realised_hit_tokens_total", done.truth.hit_device)
         self.dispatcher.unbind(run, now)
-        self.lives.end(run, done.reason, now, done.truth)
+        self.lives.end(run, reason, now, done.truth)
 
     def _on_kv_events(self, worker: int, batch: m.KvEvents, now: int) -> None:
         events = self.dispatcher.events
@@ -262,8 +272,8 @@ class Gateway:
 
     def _on_held(self, worker: int, held: m.Held, now: int) -> None:
         """The first worker that reaches it wins; the others are disarmed."""
-        point, run = self.holds.get(held.hold_id), self.lives.runs.get(held.id)
-        if point is None or point.held is not None or run is None or run.worker != worker:
+        point, run = self.holds.get(held.hold_id), self.lives.dispatched(worker, held.id)
+        if point is None or point.held is not None or run is None:
             self.lives.send(worker, m.Release(held.hold_id))
             return
         point.held, point.held_by, run.held = held, worker, True
@@ -284,8 +294,8 @@ class Gateway:
         self.health[worker].pulse(now)
         self.dispatcher.refusing.discard(worker)
 
-    def _count_rejection(self, ask: Ask, rejected: Rejected) -> None:
-        class_ = "unknown" if rejected.code == "unknown_class" else self.door.class_of(ask)
+    def _count_rejection(self, named: str, rejected: Rejected) -> None:
+        class_ = "unknown" if rejected.code == "unknown_class" else self.door.class_of(named)
         named = rejected.status != 400 or rejected.code in _GATE_CODES
         reason = rejected.code if named else "context_length"
         self.meter.inc("headrace_router_requests_total", class_=class_)

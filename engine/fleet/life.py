@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 from collections.abc import Callable
 from typing import cast
@@ -96,7 +97,8 @@ class Life:
     def signal(self, number: signal.Signals) -> None:
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
-                self.process.send_signal(number)
+                # Not send_signal: it takes the exit code of one that has just ended away from the loop.
+                os.kill(self.process.pid, number)
 
     def close(self) -> None:
         """Hang up without a word to anybody: a worker without a gateway ends."""

@@ -59,12 +59,15 @@ class Lives:
         self.runs[run.id] = run
         self._dispatcher.queue.add(run.entry)
 
+    def dispatched(self, worker: int, id: int) -> Run | None:
+        """The request if it is on this worker now."""
+        run = self.runs.get(id)
+        return run if run is not None and run.stage is Stage.DISPATCHED and run.worker == worker else None
+
     def attempt(self, worker: int, id: int, attempt: int) -> Run | None:
         """The request if this is its living attempt, on this worker (F5)."""
-        run = self.runs.get(id)
-        if run is None or run.stage is not Stage.DISPATCHED or run.worker != worker or run.attempt != attempt:
-            return None
-        return run
+        run = self.dispatched(worker, id)
+        return run if run is not None and run.attempt == attempt else None
 
     def cancel(self, id: int, now: int, reason: Finish) -> None:
         """End it, by way of its worker if it has one. Idempotent; the first reason stands."""
@@ -86,7 +89,7 @@ class Lives:
             return
         if self._dispatcher.health[run.worker].suspect(now):
             self._dispatcher.unbind(run, now, failed=True)
-            self.end(run, Finish.EXPIRED, now)
+            self.end(run, run.intent or Finish.EXPIRED, now)
         else:
             self._timers.at(now + OVERDUE_NS, partial(self.expire, id))
 
@@ -96,7 +99,7 @@ class Lives:
         if run.intent is not None:
             self.end(run, run.intent, now)
         else:
-            self._requeue(run)
+            self._requeue(run, now)
 
     def failed(self, run: Run, code: str, message: str, now: int, truth: WorkerTruth | None = None) -> None:
         """The attempt is lost (``worker_lost``, ``silent``, ``stalled``, ``step_failed``): another one
@@ -109,8 +112,7 @@ class Lives:
         elif code == "silent" and not run.started:
             self._meter.inc("headrace_router_recalls_total", reason="ejected")
             run.attempt += 1
-            self._requeue(run)
-            self._be_patient(run, now)
+            self._requeue(run, now)
         elif self._may_retry(run):
             self._retry(run, code, now)
         else:
@@ -129,6 +131,7 @@ class Lives:
         """The one terminal event. Errors are retriable: nothing of the request itself caused them."""
         self._dispatcher.queue.remove(run.id)
         del self.runs[run.id]
+        waited = run.stage is not Stage.DISPATCHED
         run.stage = Stage.ENDED
         self.terminal += 1
         if finish is Finish.EXPIRED:
@@ -136,7 +139,8 @@ class Lives:
         misses = refine(truth.misses, run.facts, self._dispatcher.block_size) if truth else ()
         self._actions.append(Emit(run.id, _ended(run, finish, truth, misses, now, code, message)))
         policy = self._dispatcher.config.router.policy
-        self.truth.add(truth_row(run, finish, truth, misses, now, self.config_id, policy))
+        flagged = now if waited and finish in (Finish.CANCELLED, Finish.EXPIRED) else None
+        self.truth.add(truth_row(run, finish, truth, misses, now, self.config_id, policy, flagged))
         self._meter.inc("headrace_router_streams_ended_total", reason=finish.value)
 
     def end_waiting(self, now: int) -> None:
@@ -156,9 +160,8 @@ class Lives:
         run.failures += 1
         run.attempt += 1
         self._meter.inc("headrace_router_retries_total", reason=code)
-        self._be_patient(run, now)
         if code == "worker_lost":
-            self._requeue(run)
+            self._requeue(run, now)
             return
         run.stage = Stage.PAUSED
         due = now + backoff_ns(run.failures, self._rng)
@@ -167,19 +170,19 @@ class Lives:
     def _resume(self, id: int, attempt: int, now: int) -> None:
         run = self.runs.get(id)
         if run is not None and run.attempt == attempt and run.stage is Stage.PAUSED:
-            self._requeue(run)
+            self._requeue(run, now)
 
-    def _requeue(self, run: Run) -> None:
-        """Back to its old place in the queue."""
+    def _requeue(self, run: Run, now: int) -> None:
+        """Back to its old place in the queue. Nothing of the attempt is left, its breakpoint neither."""
         run.stage, run.waits_for = Stage.QUEUED, None
+        run.started = run.first_token = run.held = False
+        run.back_since = now
         self._dispatcher.queue.add(run.entry)
+        self._timers.at(now + PATIENCE_NS, partial(self._give_up, run.id, now))
 
-    def _be_patient(self, run: Run, now: int) -> None:
-        self._timers.at(now + PATIENCE_NS, partial(self._give_up, run.id, run.attempt))
-
-    def _give_up(self, id: int, attempt: int, now: int) -> None:
+    def _give_up(self, id: int, since: int, now: int) -> None:
         run = self.runs.get(id)
-        waits = run is not None and run.attempt == attempt and run.stage is Stage.QUEUED
+        waits = run is not None and run.back_since == since and run.stage is Stage.QUEUED
         if run is not None and waits and not self._dispatcher.candidates(run, now):
             self._end_unserved(run, now)
 

@@ -77,8 +77,11 @@ class Rotation:
 
     def drain(self, worker: int, now: int) -> None:
         """No selection from this moment (F43)."""
+        was_in = self.health[worker].state is State.IN_ROTATION
         self.health[worker].drain(now)
         self._dispatcher.forget_sessions(worker)
+        if was_in:
+            self._see_if_empty(now)
 
     def running_on(self, worker: int) -> list[Run]:
         """The attempts dispatched to a worker, by request id."""
@@ -127,6 +130,9 @@ class Rotation:
         if seen is not None:
             self._meter.observe("headrace_router_detect_seconds", (now - seen) / 1e9)
         self._dispatcher.forget_sessions(worker)
+        self._see_if_empty(now)
+
+    def _see_if_empty(self, now: int) -> None:
         if not any(health.state is State.IN_ROTATION for health in self.health.values()):
             self._empty_since = now
             self._timers.at(now + PATIENCE_NS, partial(self._still_empty, now))

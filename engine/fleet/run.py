@@ -77,6 +77,8 @@ class Run:
     intent: Finish | None = None
     """How it is to end: cancelled, stopped or expired before the worker said so."""
     held: bool = False
+    back_since: int | None = None
+    """ns when it last came back to the queue from a worker."""
     first_write: int | None = None
     last_write: int | None = None
 

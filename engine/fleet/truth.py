@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.fleet.run import Run
-from engine.request import Finish, Miss, TruthRow, WorkerTruth
+from engine.request import Finish, Miss, Phase, TruthRow, WorkerTruth
 
 MAX_ROWS = 200_000
 
@@ -24,9 +24,11 @@ def truth_row(
     now: int,
     config_id: str,
     policy: str,
+    flagged: int | None = None,
 ) -> TruthRow:
     """The row of an ended request. Without a worker's truth (never dispatched, or lost with its worker)
-    what only a worker counts is None."""
+    what only a worker counts is None. ``flagged`` is when it was cancelled or expired while it waited
+    at the gateway."""
     worked = truth is not None
     done = truth or WorkerTruth()
     return {
@@ -50,6 +52,10 @@ def truth_row(
         "finished": done.finished if done.finished is not None else now,
         "finish_reason": finish.value,
         "cancel_phase": _cancel_phase(run, finish, done),
+        "cancel_flagged": done.cancel_flagged if worked else flagged,
+        "reclaimed": done.reclaimed if worked else flagged,
+        "steps_after_cancel": done.steps_after_cancel if worked else None if flagged is None else 0,
+        "steps_to_reclaim": done.steps_to_reclaim if worked else None if flagged is None else 0,
         "prompt": len(run.request.tokens),
         "computed": done.computed if worked else None,
         "hit_device": done.hit_device if worked else None,
@@ -75,9 +81,12 @@ def truth_row(
 
 
 def _cancel_phase(run: Run, finish: Finish, truth: WorkerTruth) -> str | None:
+    """The worker's word; without it, as far as the gateway has seen the last attempt come."""
     if finish is not Finish.CANCELLED:
         return None
-    return truth.cancel_phase if run.worker is not None else "queued"
+    if truth.cancel_phase is not None:
+        return truth.cancel_phase
+    return Phase.DECODE if run.first_token else Phase.PREFILL if run.started else Phase.QUEUED
 
 
 def _route(run: Run, policy: str) -> dict[str, Any] | None:

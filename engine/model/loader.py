@@ -140,6 +140,8 @@ def budget(config: EngineConfig) -> Budget:
     shared by the workers) leaves beside the weights.
     """
     memory = config.memory
+    if memory.kv_blocks is not None and memory.kv_blocks < 1:
+        raise ModelError([f"memory.kv_blocks is {memory.kv_blocks}: a worker needs at least one KV block"])
     shape = _shape(config)
     if shape is None:
         return Budget(weights=0, kv=0, blocks=memory.kv_blocks or SIMULATED_BLOCKS)
@@ -148,7 +150,7 @@ def budget(config: EngineConfig) -> Budget:
     if memory.kv_blocks is not None:
         blocks = memory.kv_blocks
     else:
-        total = memory.total or int(_CPU_SHARE * machine_memory() / config.workers)
+        total = memory.total if memory.total is not None else int(_CPU_SHARE * machine_memory() / config.workers)
         blocks = (total - weights) // per_block - 1  # one more is made: the null block
         if blocks < 1:
             raise ModelError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from engine.kv.prefix_cache import PrefixCache
-from engine.request import Finish, Request
+from engine.request import Finish, Request, WorkerTruth
 from engine.runner.base import Row, StepPlan
 from engine.sched.scheduler import Scheduler
 from engine.sched.sequence import Sequence
@@ -48,6 +48,8 @@ class Accounts:
         truth = sequence.truth
         end = row.start + len(row.tokens)
         again = max(0, min(end, sequence.most_computed) - row.start)
+        fresh = min(end, sequence.prompt) - max(row.start, sequence.most_computed)
+        truth.computed += max(0, fresh)
         sequence.computed = end
         sequence.most_computed = max(sequence.most_computed, end)
         truth.recomputed += again
@@ -102,9 +104,12 @@ class Accounts:
             "headrace_engine_e2e_seconds", _since_arrival(sequence, now), class_=class_, reason=reason
         )
 
-    def freed(self, flagged: int, now: int) -> None:
-        """The blocks of a request that was cancelled at ``flagged`` are free."""
-        self.meter.observe("headrace_engine_cancel_to_free_seconds", (now - flagged) / _NS)
+    def freed(self, truth: WorkerTruth, steps: int, now: int) -> None:
+        """The blocks of a flagged request are free, ``steps`` applied steps after its flag."""
+        assert truth.cancel_flagged is not None, "flagged before it is freed"
+        truth.reclaimed, truth.steps_to_reclaim = now, steps
+        took = (now - truth.cancel_flagged) / _NS
+        self.meter.observe("headrace_engine_cancel_to_free_seconds", took)
 
     def gauges(
         self, scheduler: Scheduler, epoch: int, ready: bool, step_started: int | None, now: int

@@ -107,9 +107,9 @@ class Queue:
 
     def refusal(self, entry: Waiting, rates: tuple[float, float] | None, now: int) -> Refusal | None:
         """Why ``entry`` may not join now, None if it may (E31, E32)."""
-        if len(self) >= self.config.max_requests:
-            what = f"{len(self)} requests wait, the limit is {self.config.max_requests}"
-        elif self.tokens + entry.tokens > self.config.max_tokens:
+        if (full := self.full(rates)) is not None:
+            return full
+        if self.tokens + entry.tokens > self.config.max_tokens:
             limit = self.config.max_tokens
             what = f"{self.tokens} tokens wait, {entry.tokens} more pass the limit of {limit}"
         elif self._unreachable(entry, rates, now):
@@ -117,6 +117,13 @@ class Queue:
             return Refusal("deadline_unreachable", what, self.retry_after(rates))
         else:
             return None
+        return Refusal("queue_full", what, self.retry_after(rates))
+
+    def full(self, rates: tuple[float, float] | None) -> Refusal | None:
+        """The part of ``refusal`` that needs no prompt: the bound by count, checked before tokenizing."""
+        if len(self) < self.config.max_requests:
+            return None
+        what = f"{len(self)} requests wait, the limit is {self.config.max_requests}"
         return Refusal("queue_full", what, self.retry_after(rates))
 
     def retry_after(self, rates: tuple[float, float] | None) -> int:

@@ -295,7 +295,6 @@ class Scheduler:
         request = sequence.request
         sequence.first_hit = len(match.blocks)
         truth.hit_device = len(match.blocks) * sequence.block_size
-        truth.computed = sequence.prompt - truth.hit_device
         truth.misses = self.cache.explain(request.root, sequence.digests, request.tokens, match)
         never = any(miss.reason is MissReason.NEVER_COMPUTED for miss in truth.misses)
         truth.misses_complete = self.cache.history.complete or not never
@@ -303,7 +302,8 @@ class Scheduler:
             self.meter.inc("headrace_engine_prefix_query_tokens_total", sequence.prompt)
             self.meter.inc("headrace_engine_prefix_hit_tokens_total", truth.hit_device)
         self.meter.inc("headrace_engine_prompt_tokens_total", truth.hit_device, source="device")
-        self.meter.inc("headrace_engine_prompt_tokens_total", truth.computed, source="computed")
+        to_compute = sequence.prompt - truth.hit_device
+        self.meter.inc("headrace_engine_prompt_tokens_total", to_compute, source="computed")
         for miss in truth.misses:
             self.meter.inc("headrace_engine_miss_tokens_total", miss.tokens, reason=miss.reason)
 

@@ -12,6 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loadgen.plan import Opening, Part, Seconds, Turn
+from loadgen.workload.lengths import lengths
+
+MOST_TURNS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +50,10 @@ class Sessions:
     slip: Slip | None = None
 
     def __post_init__(self) -> None:
-        if self.turns < 1:
-            raise ValueError(f"turns must be at least 1, not {self.turns}")
+        if not 1 <= self.turns <= MOST_TURNS:
+            raise ValueError(f"turns must be 1 to {MOST_TURNS:,}, not {self.turns}")
+        lengths(user=self.user, output=self.output)
+        lengths(least=0, system=self.system)
         if self.slip is not None and not 0 <= self.slip.at_token < self.system:
             raise ValueError(f"slip.at_token must lie inside the system prompt (0..{self.system - 1})")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loadgen.plan import Opening, Part, Turn
+from loadgen.workload.lengths import lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,11 @@ class SharedPrefix:
     prefix: int
     input: int
     output: int
+
+    def __post_init__(self) -> None:
+        lengths(prefix=self.prefix, input=self.input, output=self.output)
+        if self.groups < 1:
+            raise ValueError(f"groups must be at least 1, not {self.groups}")
 
     def session(self, opening: Opening) -> tuple[Turn, ...]:
         group = int(opening.rng.integers(self.groups))

@@ -84,12 +84,14 @@ class Bench:
         return self.folder / "stderr"
 
     def said(self, text: str) -> bool:
-        """Whether ``text`` stands on stderr by now. Fails if the process has ended without it."""
+        """Whether ``text`` stands on stderr by now."""
+        self._check_alive()
+        return text in self.stderr.read_text()
+
+    def _check_alive(self) -> None:
+        """Whoever waits for something of a `bench` that has ended waits in vain."""
         assert self.process is not None
-        ended = self.process.poll() is not None
-        there = text in self.stderr.read_text()
-        assert there or not ended, self.stderr.read_text()
-        return there
+        assert self.process.poll() is None, self.stderr.read_text()
 
     def last_line(self) -> dict[str, Any]:
         line: dict[str, Any] = json.loads(self.stdout.read_text().splitlines()[-1])
@@ -105,6 +107,7 @@ class Bench:
 
     def closed_records(self) -> int:
         """How many records the load process has handed to the disk so far."""
+        self._check_alive()
         with suppress(FileNotFoundError, pa.ArrowInvalid):
             return int(read_stream(self.run_dir / "records-0.arrow")[0].num_rows)
         return 0
@@ -120,9 +123,14 @@ class Bench:
                         found.append(int(entry.name))
         return found
 
+    def started(self, command: str) -> list[int]:
+        """The same while `bench` lives."""
+        self._check_alive()
+        return self.processes(command)
+
     def the(self, command: str) -> int:
         """The one process with this in its command line."""
-        (pid,) = self.processes(command)
+        (pid,) = self.started(command)
         return pid
 
     def nothing_left(self) -> bool:

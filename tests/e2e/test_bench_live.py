@@ -128,7 +128,7 @@ def test_a_second_ctrl_c_ends_at_once(bench, until):
 def test_ctrl_c_while_the_engine_starts(bench, until):
     """Before there is any load it is exit 4 with one line, and the engine is gone."""
     bench.start("run", write_scenario(bench.folder), "--out", "run")
-    until(lambda: bench.processes("engine.process"))
+    until(lambda: bench.started("engine.process"))
     assert bench.process is not None
     bench.process.send_signal(signal.SIGINT)
     assert bench.wait() == 4
@@ -193,11 +193,13 @@ def test_a_killed_bench_takes_everything_with_it(bench, until):
     assert (bench.run_dir / "report.html").exists()
 
 
-def test_an_engine_that_never_gets_ready(bench):
-    """Exit 3 with the end of its log, and nothing is left of the half-started engine."""
-    text = SCENARIO.format(window="2s", faults="[]").replace("kv_blocks: 256", "total: 4KB")
-    (bench.folder / "small.yaml").write_text(text)
-    code = bench.run("run", "small.yaml", "--out", "run")
-    assert code == 3, bench.stderr.read_text()
+def test_an_engine_that_never_gets_ready(bench, until):
+    """A worker that ends while it starts: exit 3 with the end of the engine's log, and nothing is left."""
+    bench.start("run", write_scenario(bench.folder), "--out", "run")
+    (worker, *_) = until(lambda: bench.started("engine.process"))
+    os.kill(worker, signal.SIGKILL)
+    assert bench.wait() == 3, bench.stderr.read_text()
     assert "the engine never got ready (exit code 1)" in bench.stderr.read_text()
+    assert "killed by SIGKILL" in bench.stderr.read_text()
+    assert bench.stdout.read_text() == ""
     assert bench.nothing_left()

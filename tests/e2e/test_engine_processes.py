@@ -21,7 +21,7 @@ import httpx
 import openai
 import pytest
 
-from engine.config import AdmissionConfig, ClassConfig, CostModel, EngineConfig, MemoryConfig
+from engine.config import ClassConfig, CostModel, EngineConfig, MemoryConfig
 from engine.config_io import write_config
 from engine.fleet.supervisor import ProcessPool
 from engine.messages import FromWorker, Heartbeat, Hello, Submit, TokensOut
@@ -232,7 +232,7 @@ def test_tokenize_metrics_and_health(engine):
     assert tokens["count"] == len(tokens["tokens"])
     assert len(tokens["digests"]) == tokens["count"] // CONFIG.memory.block_size
     page = engine.public.get("/metrics").text
-    assert 'headrace_router_worker_state{model="simulated",state="in_rotation",worker="1"} 1.0' in page
+    assert 'headrace_router_worker_state{model="simulated",worker="1",state="in_rotation"} 1.0' in page
     assert "process_resident_memory_bytes" in page
     assert engine.public.get("/ready").status_code == engine.public.get("/live").status_code == 200
     assert engine.public.get("/admin/state").status_code == 404, "the admin door is not on the public port"
@@ -340,20 +340,20 @@ def test_workers_end_with_the_engine(tmp_path):
 
 
 def test_an_engine_that_cannot_start_says_why(tmp_path):
-    """A worker that fails its warm-up ends the start with the tail of its log, exit code 1."""
-    config = dataclasses.replace(CONFIG, workers=1, admission=AdmissionConfig(policy="whim"))
-    write_config(tmp_path / "engine.json", config)
-    result = subprocess.run(
-        [sys.executable, "-m", "engine", "--config", str(tmp_path / "engine.json")],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert result.returncode == 1
-    assert result.stdout == ""
-    assert "worker 0 keeps ending" in result.stderr
-    assert "whim" in result.stderr
+    """A worker that ends before it is warm ends the start, exit code 1; a wrong file is said at once."""
+    write_config(tmp_path / "engine.json", dataclasses.replace(CONFIG, workers=1))
+    command = [sys.executable, "-m", "engine", "--config", str(tmp_path / "engine.json")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        until(lambda: children.read_text().split())
+        os.kill(int(children.read_text().split()[0]), signal.SIGKILL)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (1, "")
+    assert "worker 0 keeps ending (killed by SIGKILL)" in err
+    (tmp_path / "engine.json").write_text('{"admission": {"policy": "whim"}}')
+    result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "engine.json: admission.policy: 'whim' is none of lifetime" in result.stderr
 
 
 def test_heartbeats_go_on_while_a_step_runs():

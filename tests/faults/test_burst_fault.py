@@ -96,3 +96,18 @@ def test_the_proof_is_the_offered_rate(plan: Plan, sent: int, proven: int | None
     assert window.proven == proven
     assert window.proof["offered_rate"] == pytest.approx(5.0)
     assert window.proof["sent"] == sent
+    assert window.injected == 4 * 10**9
+
+
+def test_the_proof_is_never_before_the_injection(plan: Plan) -> None:
+    """The first send may come before the fault's own clock wakes up; it is what the burst begins with."""
+    edited = edit([RUSH], plan, seed=2)
+    own = [shot for shot in edited.shots if shot.fault == "rush"]
+    records = [
+        Record(s.id, "chat", "window", Outcome.COMPLETED, start=4 * 10**9 + k * 200_000_000)
+        for k, s in enumerate(own)
+    ]
+    window = RUSH.window()
+    window.injected = 4 * 10**9 + 7_000_000
+    RUSH.prove(window, Seen(edited, records))
+    assert window.injected == window.proven == 4 * 10**9

@@ -14,6 +14,7 @@ from loadgen.plan import Part, Phases, Plan, Shot
 from results.record import Outcome, Record
 
 S = 10**9
+MS = 10**6
 ZERO = 100 * S
 """t0 on the truth's clock."""
 
@@ -93,16 +94,34 @@ def judged(seen: Seen) -> dict[str, Judgement]:
     return {judgement.id: judgement for judgement in check(seen)}
 
 
-NOT_TOLD = {"I10", "I14"}
-
-
 def test_a_good_run_breaks_nothing() -> None:
-    """All that can be judged holds; the rest says why it is not judged."""
+    """All that can be judged holds; where nothing was cancelled, that is said."""
     found = judged(whole())
     assert {id: j.evidence for id, j in found.items() if j.ok is False} == {}
-    assert {id for id, j in found.items() if j.ok is None} == NOT_TOLD
+    open_ = {id: j.evidence for id, j in found.items() if j.ok is None}
+    assert open_ == dict.fromkeys(("I10", "I14"), "nothing was cancelled")
     assert all(j.evidence for j in found.values())
     assert {"K1", "I2", "I22", *INVARIANTS} == set(found)
+
+
+def test_a_cancel_at_the_bounds_breaks_nothing() -> None:
+    """Flagged 100 ms after the close, last touched and freed 2 steps after the flag."""
+    found = judged(with_cancelled()(whole()))
+    assert (found["I10"].ok, found["I14"].ok) == (True, True)
+    assert found["I10"].evidence == "1 cancelled requests"
+
+
+def test_a_cancel_that_died_with_its_worker_is_not_judged() -> None:
+    """Nobody saw the flag: no proof of anything."""
+    found = judged(with_cancelled(cancel_flagged=None)(whole()))
+    assert (found["I10"].ok, found["I14"].ok) == (None, None)
+    assert found["I10"].evidence == "of 1 cancelled requests no flag was seen"
+
+
+def test_without_a_common_clock_a_cancel_is_judged_by_its_steps() -> None:
+    """How long after the close the flag came is left out, the rest stands."""
+    seen = replace(with_cancelled(cancel_flagged=ZERO + 9 * S)(whole()), truth_zero=None)
+    assert judged(seen)["I10"].ok is True
 
 
 Break = Callable[[Seen], Seen]
@@ -120,6 +139,19 @@ def with_row(id: int, **changes: Any) -> Break:
         return replace(seen, truth=[dict(r) | changes if r["id"] == f"r{id}" else r for r in seen.truth])
 
     return change
+
+
+def with_cancelled(**changes: Any) -> Break:
+    """Request 4's client closes at 5 s."""
+    flagged = {
+        "finish_reason": "cancelled",
+        "cancel_flagged": ZERO + 5 * S + 100 * MS,
+        "reclaimed": ZERO + 6 * S,
+        "steps_after_cancel": 2,
+        "steps_to_reclaim": 2,
+    }
+    closed = with_record(4, outcome=Outcome.CANCELLED_BY_PLAN, closed=5 * S, n_out=None)
+    return lambda seen: with_row(4, **(flagged | changes))(closed(seen))
 
 
 def with_audits(*audits: dict[str, Any]) -> Break:
@@ -148,6 +180,14 @@ def with_audits(*audits: dict[str, Any]) -> Break:
             "request 2: 200, then truncated (eof)",
         ),
         ("I6", with_record(2, warnings=["missing_done"]), "request 2: missing_done"),
+        ("I10", with_cancelled(steps_after_cancel=3), "r4 was in 3 steps after its flag"),
+        (
+            "I10",
+            with_cancelled(cancel_flagged=ZERO + 5 * S + 101 * MS),
+            "r4 was flagged 101 ms after its client had closed",
+        ),
+        ("I14", with_cancelled(steps_to_reclaim=3), "r4: its blocks came back 3 steps after its flag"),
+        ("I14", with_cancelled(reclaimed=None), "r4: nobody saw its blocks come back"),
         ("I12", with_audits(audit(worker(0, free=60))), "worker 0: 60 of 64 blocks are free or cached"),
         ("I12", with_audits(audit(worker(1, running=1))), "worker 1: running is 1, not 0"),
         (

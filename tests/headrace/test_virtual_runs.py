@@ -80,7 +80,7 @@ def test_every_prompt_token_is_in_one_bucket(name: str, request: pytest.FixtureR
     outcome: Outcome = request.getfixturevalue(name)
     truth = {row["id"]: row for row in pq.read_table(outcome.folder / "truth.parquet").to_pylist()}
     measured = [a for a in verdicts(outcome) if a.ledger is not None]
-    assert len(measured) >= 12
+    assert len(measured) >= 6
     for a in measured:
         ledger = a.ledger
         assert ledger is not None

@@ -74,6 +74,7 @@ def test_parse(text: str, expected: dict[str, object]) -> None:
         ("a..b < 1s", "empty part"),
         ("kv.leaked_blocks during crash == 0", "whole run"),
         ("kv{in=0-256}.leaked_blocks == 0", "no slices"),
+        ("ttft.p99 < 1e999s", "beyond all numbers"),
         ("", "no comparison"),
     ],
 )

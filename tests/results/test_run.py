@@ -137,3 +137,24 @@ def test_a_directory_that_is_no_run_is_refused(tmp_path: Path, record: Callable[
     write_run(tmp_path / "run", record).close()
     with pytest.raises(RunError, match="already holds a run"):
         write_run(tmp_path / "run", record)
+
+
+def test_records_list_the_faults_that_their_lives_touch(
+    tmp_path: Path, record: Callable[..., Record]
+) -> None:
+    """Beside what the plan marked: every span that a life meets; cancels touch only their own requests."""
+    with Run.create(tmp_path / "run", JUDGING, "headrace: 1\n") as run:
+        run.records.append(record(0, due_ms=0, ttft_ms=10, e2e_ms=900, faults=["hangup"]))
+        run.records.append(record(1, due_ms=0, ttft_ms=10, e2e_ms=400))
+        run.records.append(record(2, due_ms=600, ttft_ms=10, e2e_ms=20))
+        run.records.append(record(3, outcome="not_sent", due_ms=600))
+        run.records.append(record(4, due_ms=12_000, ttft_ms=10, e2e_ms=20))
+        times = {"injected": 500 * 10**6, "healed": 700 * 10**6}
+        run.fault({"id": "hangup", "type": "cancel"} | times)
+        run.fault({"id": "crash", "type": "kill_worker"} | times)
+        run.fault({"id": "late", "type": "kill_worker", "injected": None})
+        data = run.finish()
+    expected = [["hangup", "crash"], [], ["crash"], [], []]
+    assert [list(f) for f in data.records["faults"]] == expected
+    stored = pd.read_parquet(tmp_path / "run" / "records.parquet")
+    assert [list(f) for f in stored["faults"]] == expected

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from results.exits import last_line
@@ -137,10 +138,25 @@ def test_client_verdict_limits_what_gates_decide(record: Make, run_of: MakeRun) 
 
 def test_a_cache_that_was_not_cold_decides_nothing(record: Make, run_of: MakeRun) -> None:
     """Hits before anything was computed break the contract."""
-    run = run_of(many(record, 200, prompt_total=100, cache_read=64), cache="cold")
+    run = run_of(many(record, 200, ttft_ms=40.0, prompt_total=100, cache_read=64), cache="cold")
     summary = judge(run, replace(run.judging, gates=("ttft.p50 < 1s", "dropped == 0")))
     assert summary["cache"]["contract"]["state"] == "violated"
     assert [g["verdict"] for g in summary["gates"]] == ["INCONCLUSIVE", "PASS"]
+
+
+def test_a_request_that_waited_may_have_read_what_came_meanwhile(record: Make, run_of: MakeRun) -> None:
+    """Sent before the first answer and scheduled after it, a hit is no breach of a cold cache."""
+    records = [record(i, due_ms=i, ttft_ms=100 + 50 * i, e2e_ms=500, prompt_total=100) for i in range(4)]
+    for one in records:
+        one.request_id, one.cache_read = f"r{one.id}", 64 if one.id else 0
+    run = run_of(records, cache="cold")
+    assert judge(run)["cache"]["contract"]["state"] == "unverified"
+    run.truth = pd.DataFrame(
+        [{"id": f"r{i}", "worker": 0, "incarnation": "w0-1", "first_scheduled": 10 + i} for i in range(4)]
+    )
+    assert judge(run)["cache"]["contract"]["state"] == "held"
+    run.records.loc[0, "cache_read"] = 16
+    assert judge(run)["cache"]["contract"]["state"] == "violated"
 
 
 def test_vacuous_slo_decides_nothing(record: Make, run_of: MakeRun) -> None:
@@ -182,6 +198,82 @@ def test_a_fault_that_was_not_seen_decides_nothing(record: Make, run_of: MakeRun
         run = faulty(record, run_of, **fault)
         assert gate_of(run, "ttft.p90 during crash < 10s")["verdict"] == "INCONCLUSIVE"
         assert any(f["code"].startswith("fault_not") for f in judge(run)["findings"])
+
+
+def test_a_fault_that_met_nobody_decides_nothing(record: Make, run_of: MakeRun) -> None:
+    """Zero failures among zero requests is no pass (FLEET F60), and neither is a rate beyond the window."""
+    run = run_of(many(record, 200))
+    times = {"injected": 40 * SECOND, "proven": 40 * SECOND, "healed": 41 * SECOND}
+    run.faults.append({"id": "late", "type": "kill_worker", "target": "worker 1"} | times)
+    for text in ("failed == 0", "incorrect == 0", "asked_rate >= 0/s", "attainment >= 0%"):
+        metric, rest = text.split(" ", 1)
+        assert gate_of(run, f"{metric} during late {rest}")["verdict"] == "INCONCLUSIVE", text
+
+
+def test_rates_during_a_fault_are_over_its_part_of_the_window(record: Make, run_of: MakeRun) -> None:
+    """The drain after the window has no load; a span that reaches into it does not thin the rate."""
+    run = run_of(many(record, 200))
+    times = {"injected": 5 * SECOND, "proven": 5 * SECOND, "healed": 6 * SECOND}
+    run.faults.append({"id": "crash", "type": "kill_worker", "target": "worker 1"} | times)
+    assert gate_of(run, "asked_rate during crash > 1/s")["value"] == pytest.approx(88 / 5)
+
+
+def test_a_fault_that_was_not_played_leaves_the_run_open(record: Make, run_of: MakeRun) -> None:
+    """What the scenario scripted did not happen, or was not healed: gates that fail still fail, no pass."""
+    for fault in ({"injected": None, "proven": None}, {"error": "worker 1 is not back"}):
+        run = faulty(record, run_of, **fault)
+        passing = judge(run, replace(run.judging, gates=("dropped == 0",)))
+        assert (passing["verdict"], passing["exit"]) == ("inconclusive", 4)
+        assert "crash" in passing["reason"]
+        assert judge(run, replace(run.judging, gates=("completed == 0",)))["exit"] == 1
+        assert gate_of(run, "recovery.seconds < 60s")["verdict"] == (
+            "PASS" if fault.get("proven", 1) else "INCONCLUSIVE"
+        )
+
+
+def test_counts_of_no_request_decide_nothing(record: Make, run_of: MakeRun) -> None:
+    """In a window, class or slice without requests nothing failed, and nothing was shown."""
+    run = run_of(many(record, 20), classes={"default": ClassGoal(), "other": ClassGoal()})
+    assert gate_of(run, "other.failed == 0")["verdict"] == "INCONCLUSIVE"
+    assert gate_of(run, "default{turn=later}.failed == 0")["verdict"] == "INCONCLUSIVE"
+    assert gate_of(run, "failed == 0")["verdict"] == "PASS"
+
+
+def test_one_vacuous_class_is_enough(record: Make, run_of: MakeRun) -> None:
+    """A large class does not hide another one, over 1 % of whose answers leave an SLO undefined."""
+    records = many(record, 995, class_="a") + [
+        record(1000 + i, class_="b", ttft_ms=1, e2e_ms=2, event_tokens=None, n_out=9) for i in range(5)
+    ]
+    goal = ClassGoal(slo={"itl": 1.0})
+    run = run_of(records, classes={"a": goal, "b": goal})
+    assert gate_of(run, "attainment > 0%")["verdict"] == "INCONCLUSIVE"
+    assert gate_of(run, "a.attainment > 0%")["verdict"] == "PASS"
+
+
+def test_weighted_tpot_counts_spans_of_zero(record: Make, run_of: MakeRun) -> None:
+    """An answer whose events came in one read has its tokens in the denominator like any other."""
+    slow, burst = record(0, ttft_ms=10, gaps_ms=[100.0] * 4), record(1, ttft_ms=10, gaps_ms=[0.0] * 4)
+    weighted = judge(run_of([slow, burst]))["all"]["tokens"]["tpot_token_weighted"]
+    assert weighted == pytest.approx(0.4 / 8)
+
+
+def test_whole_answers_have_tokens_per_second(record: Make, run_of: MakeRun) -> None:
+    """Without events, an answer's tokens count at its end: 0 would say that none came."""
+    whole = record(0, streamed=False, n_out=40, due_ms=0, e2e_ms=300)
+    whole.event_us, whole.first_token, whole.first_visible = [], None, None
+    rates = judge(run_of([whole]))["all"]["rates"]
+    assert (rates["out_tps"], rates["peak_tps"]) == (4.0, 40.0)
+
+
+def test_intervals_hold_their_points(record: Make, run_of: MakeRun) -> None:
+    """Two requests give no interval at all, and no interval leaves out its own value."""
+    two = [record(i, ttft_ms=10, gaps_ms=[100.0 + 30 * i] * 5) for i in range(2)]
+    table = judge(run_of(two))["all"]["metrics"]["itl"]
+    assert table["ci95"]["p50"] == [None, None]
+    assert table["ci95"]["mean"] == [None, None]
+    few = [record(i, ttft_ms=10, gaps_ms=[100.0 + 7 * i, 90.0 + i * i]) for i in range(5)]
+    for name, (low, high) in (table := judge(run_of(few))["all"]["metrics"]["itl"])["ci95"].items():
+        assert low <= table[name] <= high, name
 
 
 @pytest.mark.parametrize(

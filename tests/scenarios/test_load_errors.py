@@ -83,7 +83,10 @@ def test_every_error_is_reported_at_once_with_its_line() -> None:
         (("headrace: 1", "headrace: 2"), "2: headrace: 2 is not 1"),
         (("seed: 7", "seed: -7"), "3: seed: a seed is 0 or more"),
         (("seed: 7", "seed: yes"), "3: seed: expected a whole number, found True"),
-        (("workers: 2", "workers: 0"), "7: target.engine.workers: an engine has at least 1 worker"),
+        (("workers: 2", "workers: 0"), "7: target.engine.workers: an engine has 1 to 1024 workers"),
+        (("workers: 2", "memory: {kv_blocks: 0}"), "7: target.engine.memory.kv_blocks: at least 1, not 0"),
+        (("workers: 2", "scheduler: {max_running: 0}"), "7: target.engine.scheduler.max_running: at least 1"),
+        (("workers: 2", "cache: {ttl: 0s}"), "7: target.engine.cache.ttl: a time longer than 0s"),
         (("worker: 1", "worker: 2"), "22: faults.2.worker: there is no worker 2: the engine has 2"),
         (("at: 25s", "at: 45s"), "22: faults.2.at: 45 s is after the last request"),
         (("at: 15s", "at: 44s"), "20: faults.0.for: the burst ends at 46 s, after the load at 45 s"),
@@ -103,7 +106,10 @@ def test_every_error_is_reported_at_once_with_its_line() -> None:
             "7: key 'model' stands here again; line 6",
         ),
         (("seed: 7", "5: 7"), "3: key '5' is not text (put it in quotes)"),
-        (("seed: 7", "seed: !!python/object:os.system x"), "could not determine a constructor"),
+        (
+            ("seed: 7", "seed: !!python/object:os.system x"),
+            "3: the tag '!!python/object:os.system' does not fit",
+        ),
         (("  batch: {rank: 1}", "  all: {}"), "12: classes.all: 'all' cannot name a class"),
     ],
 )

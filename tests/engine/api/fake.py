@@ -28,6 +28,12 @@ class FakeFleet:
     cancels: list[tuple[int, Finish]] = field(default_factory=list)
     writes: list[int] = field(default_factory=list)
 
+    full: Rejected | None = None
+
+    def admits(self, class_: str) -> None:
+        if self.full is not None:
+            raise self.full
+
     def submit(self, ask: Ask, listener: Listener) -> tuple[int, int]:
         if self.rejection is not None:
             raise self.rejection

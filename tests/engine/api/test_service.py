@@ -369,9 +369,19 @@ def test_a_header_that_is_no_utf8_is_refused(bench, name):
 def test_an_answer_that_cannot_be_written_is_ended_with_an_error(bench, stream):
     """A tokenizer that fails on an output id ends that request at both ends: nobody hangs (E2)."""
     sink, _ = bench.complete(stream=stream)
-    bench.fleet.listeners[0](Generated((1 << 40,)))
+    bench.fleet.listeners[0](Generated((-1,)))
     assert sink.ended
     assert sink.json["error"]["code"] == "internal_error"
     assert bench.fleet.cancels == [(1, Finish.CANCELLED)]
     assert bench.service.generating == 0
     bench.fleet.end(Finish.CANCELLED)
+
+
+def test_a_full_queue_refuses_before_tokenising(monkeypatch):
+    """What is refused by count costs no tokenizing, long prompts included (E32, case C14)."""
+    bench = Bench()
+    bench.fleet.full = Rejected(429, "queue_full", "10 requests wait, the limit is 10", 3)
+    monkeypatch.setattr("engine.api.service.tokenise", lambda *_: pytest.fail("tokenised"))
+    sink, _ = bench.complete(prompt="x" * 100_000)
+    assert (sink.status, sink.headers["Retry-After"]) == (429, "3")
+    assert (bench.fleet.asks, bench.service.generating) == ([], 0)

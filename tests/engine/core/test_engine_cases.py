@@ -141,11 +141,57 @@ class TestC3CancelAgainstFinish:
         b.step()
         b.begin()
         b.cancel(id)
+        flagged = b.now
         assert b.healthy()["fenced"] > 0
+        assert id not in b.done, "it is told when its blocks are back"
         b.end()
         assert b.done[id].reason is Finish.CANCELLED
-        assert b.done[id].truth.cancel_phase == "decode"
+        truth = b.done[id].truth
+        assert truth.cancel_phase == "decode"
+        assert (truth.cancel_flagged, truth.finished, truth.reclaimed) == (flagged, flagged, b.now)
+        assert (truth.steps_after_cancel, truth.steps_to_reclaim) == (1, 1)
         assert b.count("late_outputs_total") == 1
+        b.drained()
+
+    def test_cancel_beside_a_step(self, bench):
+        """A cancel of one that has no row in the step under way: no step of it after, one to free it."""
+        b = bench(blocks=16)
+        b.send(m.Hold(1, "decode:2"))
+        id = b.submit(6, 3)
+        b.step()
+        b.submit(6, 3)
+        plan = b.begin()
+        assert plan is not None
+        assert id not in {row.id for row in plan.rows}
+        b.cancel(id)
+        b.end()
+        truth = b.done[id].truth
+        assert (truth.steps_after_cancel, truth.steps_to_reclaim) == (0, 1)
+        b.run()
+        b.drained()
+
+    def test_cancel_between_steps(self, bench):
+        """Between steps the blocks are back at once; an end that is no cancel has no flag."""
+        b = bench(blocks=16)
+        id, other = b.submit(6, 3), b.submit(6, 3)
+        b.step()
+        b.cancel(id)
+        truth = b.done[id].truth
+        assert truth.cancel_flagged == truth.reclaimed == b.now
+        assert (truth.steps_after_cancel, truth.steps_to_reclaim) == (0, 0)
+        b.run()
+        assert b.done[other].truth.cancel_flagged is b.done[other].truth.reclaimed is None
+        b.drained()
+
+    @pytest.mark.parametrize("steps", [0, 1, 2])
+    def test_computed_is_what_was_computed(self, bench, steps):
+        """A request cancelled in its prefill has computed its chunks so far and no more."""
+        b = bench(blocks=16, budget=4)
+        id = b.submit(12, 3)
+        for _ in range(steps):
+            b.step()
+        b.cancel(id)
+        assert b.done[id].truth.computed == 4 * steps
         b.drained()
 
     def test_cancel_before_its_add(self, bench):

@@ -149,8 +149,13 @@ class Life(RuleBasedStateMachine):
                 truth = self.b.done[id].truth
                 assert truth.generated == len(self.b.output.get(id, ()))
                 if truth.first_scheduled is not None:
-                    assert truth.prompt == truth.computed + truth.hit_device
-                    assert sum(miss.tokens for miss in truth.misses) == truth.computed
+                    assert truth.prompt >= truth.computed + truth.hit_device
+                    if truth.generated and not truth.preemptions:
+                        assert truth.prompt == truth.computed + truth.hit_device
+                    assert sum(miss.tokens for miss in truth.misses) == truth.prompt - truth.hit_device
+                flagged = self.b.done[id].reason in (Finish.CANCELLED, Finish.EXPIRED)
+                assert (truth.cancel_flagged is not None) == (truth.reclaimed is not None) == flagged
+                assert truth.steps_after_cancel <= 1 >= truth.steps_to_reclaim
 
 
 def test_random_life(bench, monkeypatch):

@@ -364,8 +364,8 @@ def test_the_metrics_page_agrees_with_what_happened() -> None:
                 if line.startswith("headrace_engine_generated_tokens_total{")
             ]
             assert sum(generated) == 6 * 16, "the dead worker's counters live on"
-            assert 'headrace_router_worker_state{model="simulated",state="gone",worker="0"} 1.0' in page
-            assert 'headrace_router_requests_total{class="default",model="simulated"} 6.0' in page
+            assert 'headrace_router_worker_state{model="simulated",worker="0",state="gone"} 1.0' in page
+            assert 'headrace_router_requests_total{model="simulated",class="default"} 6.0' in page
             assert 'headrace_router_streams_ended_total{model="simulated",reason="length"} 6.0' in page
             assert 'headrace_router_ejections_total{model="simulated",reason="lost"} 1.0' in page
 

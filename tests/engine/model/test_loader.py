@@ -120,6 +120,20 @@ def test_too_little_memory_is_said_in_numbers():
         budget(replace(TINY_CONFIG, memory=MemoryConfig(total=440_000)))
 
 
+@pytest.mark.parametrize(
+    ("config", "memory"),
+    [
+        (SIMULATED, MemoryConfig(kv_blocks=0)),
+        (TINY_CONFIG, MemoryConfig(kv_blocks=0)),
+        (TINY_CONFIG, MemoryConfig(total=0)),
+    ],
+)
+def test_no_memory_is_no_default(config, memory):
+    """0 blocks or 0 bytes are refused, never read as "as many as you like"."""
+    with pytest.raises(ModelError, match="0"):
+        budget(replace(config, memory=memory))
+
+
 def test_the_gateway_side_imports_no_torch():
     """Tokenizer, identity and limits of every kind of model come without torch (and its gigabyte)."""
     code = (
