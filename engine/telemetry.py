@@ -184,7 +184,11 @@ _ROUTER = (
     _counter("router_index_orphans", "Stored blocks whose parent was unknown"),
     _counter("router_predicted_hit_tokens", "Prompt tokens expected from cache at the decision"),
     _counter("router_realised_hit_tokens", "Prompt tokens that then came from cache"),
-    _counter("router_retries", "Attempts after the first", reason=("worker_lost", "silent", "stalled", "step_failed")),
+    _counter(
+        "router_retries",
+        "Attempts after the first",
+        reason=("worker_lost", "silent", "stalled", "step_failed"),
+    ),
     _counter("router_recalls", "Requests handed back unstarted", reason=("draining", "ejected", "urgent")),
     _counter("router_fenced_tokens", "Tokens of an older attempt or incarnation, dropped"),
     _counter("router_lost_tail_tokens", "Tokens that a dead worker counted and never delivered"),

@@ -96,6 +96,9 @@ class Cancel:
         window.healed = ends[-1]
         if phases is None or phases.get(self._phase(), 0) > 0 or isinstance(self.when, AfterSend):
             window.proven = ends[0]
+        else:
+            seen_in = ", ".join(f"{phase} {n}" for phase, n in sorted(phases.items())) or "nowhere"
+            window.error = window.error or f"none was cancelled in {self._phase()}; the engine saw: {seen_in}"
 
     def _phase(self) -> str:
         match self.when:

@@ -297,7 +297,9 @@ def _cancelled(seen: Seen) -> list[Row]:
     rows = [row for row in _truth(seen) if row.get("finish_reason") == "cancelled"]
     told = [row for row in rows if row.get("cancel_flagged") is not None]
     if not told:
-        raise NotJudged(f"of {len(rows)} cancelled requests no flag was seen" if rows else "nothing was cancelled")
+        raise NotJudged(
+            f"of {len(rows)} cancelled requests no flag was seen" if rows else "nothing was cancelled"
+        )
     return told
 
 

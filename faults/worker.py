@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,11 @@ from faults.fault import FaultWindow, Seen, Stage
 from faults.when import InDecode, InPrefill, hold_phase, ns
 from loadgen.plan import Plan, Seconds
 
+Row = dict[str, Any]
+
 _LOOK_EVERY = ns(0.05)
+_HURRIED_S = 20.0
+"""How long a cancelled fault still waits for its healing to be seen."""
 _IN_ROTATION = "in_rotation"
 
 
@@ -40,9 +45,15 @@ class KillWorker:
     async def play(self, stage: Stage, window: FaultWindow) -> None:
         await stage.sleep_until(ns(self.at))
         before = await _look(stage, self.worker)
-        if not await self._strike(stage, window):
-            return
         window.proof["incarnation_before"] = before.get("incarnation")
+        try:
+            await self._strike(stage, window)
+        finally:
+            if window.injected is not None:
+                await _to_its_end(self._heal(stage, window, before))
+
+    async def _heal(self, stage: Stage, window: FaultWindow, before: Row) -> None:
+        """The supervisor replaces the worker; this sees it gone, and back."""
         limit = stage.now() + ns(self.heal_within)
         gone = await _until(stage, self.worker, limit, lambda row: not _serves(row) or _reborn(row, before))
         if gone is None:
@@ -56,23 +67,22 @@ class KillWorker:
         window.proof["incarnation_after"] = back.get("incarnation")
         window.healed = stage.now()
 
-    async def _strike(self, stage: Stage, window: FaultWindow) -> bool:
-        """Kill, phase-exact if asked for; False if the phase was not reached."""
+    async def _strike(self, stage: Stage, window: FaultWindow) -> None:
+        """Kill, phase-exact if asked for; not at all if the phase is not reached."""
         if self.when is None:
             await stage.controls.kill(self.worker)
             window.injected = stage.now()
-            return True
+            return
         hold = await stage.controls.hold(hold_phase(self.when), worker=self.worker)
         try:
             held = await stage.held(hold, timeout=self.within)
             if held is None:
                 phase = hold_phase(self.when)
                 window.error = f"no request on worker {self.worker} reached {phase} within {self.within:g} s"
-                return False
+                return
             window.proof["held"] = held
             await stage.controls.kill(self.worker)
             window.injected = stage.now()
-            return True
         finally:
             await stage.controls.release(hold)
 
@@ -114,7 +124,7 @@ class FreezeWorker:
             await stage.controls.thaw(self.worker)
             window.proof["thawed"] = stage.now()
             if window.injected is not None:
-                await self._heal(stage, window)
+                await _to_its_end(self._heal(stage, window))
 
     async def _heal(self, stage: Stage, window: FaultWindow) -> None:
         limit = stage.now() + ns(self.heal_within)
@@ -127,7 +137,16 @@ class FreezeWorker:
         """Proven while it played."""
 
 
-Row = dict[str, Any]
+async def _to_its_end(healing: Coroutine[Any, Any, None]) -> None:
+    """Await ``healing``; if the fault is cancelled meanwhile, for some seconds more."""
+    task = asyncio.ensure_future(healing)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task}, timeout=_HURRIED_S)
+        raise
+    finally:
+        task.cancel()
 
 
 async def _look(stage: Stage, worker: int) -> Row:

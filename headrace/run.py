@@ -4,45 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from faults.conductor import Conductor
-from faults.fault import Seen, Stage
-from faults.invariants import check
+from faults.fault import Stage
 from headrace import prepare
-from headrace.attributing import attribute_run
 from headrace.console import View
 from headrace.errors import Interrupted, UsageFailed
+from headrace.evidence import Scene, audit, collect, until_quiet
+from headrace.interrupt import beside, stopped_by_ctrl_c
 from headrace.live import live_site, preflight, target_override, with_first_model
 from headrace.manifest import manifest
-from headrace.site import LEAD_NS, RECORDS, Load, LoadEnd, LoadOrder, Site
+from headrace.site import LEAD_NS, Load, LoadOrder, Site
 from headrace.verdict import Outcome, conclude
 from headrace.virtual import virtual_site
 from headrace.watching import Watcher
-from loadgen.accounts import unaccounted
 from loadgen.clock import Clock, monotonic, run_virtual, sleep_until
 from loadgen.flight import Timeouts
-from loadgen.health import merged
 from loadgen.plan import Plan
 from loadgen.plan_io import write_plan
 from loadgen.scrape import Scraper
-from results.record import Record
-from results.recordfile import read_list
 from results.run import Run, RunData, RunError
 from scenarios import parts
 from scenarios.load import resolved
 from scenarios.schema import Scenario, UrlTarget
-
-QUIET_LIMIT_S = 15.0
-"""How long after the load an engine may need until nothing runs in it and all its workers are back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,90 +86,45 @@ async def run(scenario: Scenario, options: Options, clock: Clock, view: View) ->
             watcher = Watcher(view, plan.phases)
             load = await site.load(_order(scenario, plan, options, folder.path), watcher.on_tick)
             try:
-                return await _play(scenario, plan, folder, site, load, watcher)
+                scene = Scene(scenario, plan, folder, site, load, site.clock() + LEAD_NS)
+                return await _play(scene, watcher)
             finally:
                 await load.close()
 
 
-async def _play(
-    scenario: Scenario, plan: Plan, folder: Run, site: Site, load: Load, watcher: Watcher
-) -> RunData:
-    t0 = site.clock() + LEAD_NS
+async def _play(scene: Scene, watcher: Watcher) -> RunData:
+    site, load, t0 = scene.site, scene.load, scene.t0
     scraper = Scraper(site.scrape, site.clock, t0)
     await scraper.once()
-    await _audit(folder, site, "before")
+    await audit(scene.folder, site, "before")
     stage = Stage(
-        plan, site.controls, load, lambda: site.clock() - t0, lambda due: sleep_until(t0 + due, site.clock)
+        scene.plan,
+        site.controls,
+        load,
+        now=lambda: site.clock() - t0,
+        sleep_until=lambda due: sleep_until(t0 + due, site.clock),
     )
-    scraping = asyncio.create_task(scraper.forever())
     load.start(t0)
-    with _stopped_by_ctrl_c(load, watcher):
-        async with Conductor(scenario.faults, stage) as conductor:
-            watcher.faults = conductor.windows
-            end = await load.finished()
-            if end.interrupted or end.lost is not None:
-                await conductor.stop()
-        watcher.say("waiting until the target is quiet")
-        await _quiet(site)
-        scraping.cancel()
-        await asyncio.sleep(scraper.interval)  # MEASUREMENT C40: one interval, then the last word
+    with stopped_by_ctrl_c(load, watcher) as stop:
+        async with beside(scraper.forever(), _stop_if_it_dies(site, load)):
+            async with Conductor(scene.scenario.faults, stage) as conductor:
+                watcher.faults = conductor.windows
+                end = await load.finished()
+                if end.interrupted or end.lost is not None:
+                    await conductor.stop()
+            watcher.say("waiting until the target is quiet")
+            await until_quiet(site)
+            await asyncio.sleep(scraper.interval)  # MEASUREMENT C40: one interval, then the last word
         await scraper.once()
-        await _audit(folder, site, "after")
-        return await _collect(scenario, plan, folder, site, load, end, conductor, scraper, t0)
+        await audit(scene.folder, site, "after")
+        return await collect(scene, end, conductor, scraper, stop.asked)
 
 
-async def _collect(
-    scenario: Scenario,
-    plan: Plan,
-    folder: Run,
-    site: Site,
-    load: Load,
-    end: LoadEnd,
-    conductor: Conductor,
-    scraper: Scraper,
-    t0: int,
-) -> RunData:
-    """Everything that the judge looks at, as files and as one value."""
-    truth = await _truth(site)
-    records = read_list(folder.path / RECORDS)
-    if end.lost is not None:
-        records += _left_open(scenario, plan, folder, load, records, end.lost)
-    folder.records.close()
-    seen = Seen(
-        plan,
-        records,
-        truth,
-        t0 if site.own else None,
-        folder.audits,
-        conductor.windows,
-        parts.deadlines(scenario),
-    )
-    for window in conductor.prove(seen):
-        folder.fault(window)
-    return folder.finish(
-        signals=merged([end.signals]) if end.signals else {},
-        scrapes=[asdict(sample) for sample in scraper.rows],
-        truth=truth,
-        invariants=[judgement.row() for judgement in check(seen)],
-        attribution=attribute_run(folder.path, end.observed, truth, scenario),
-        manifest={"observe_error": end.observe_error, "scrape_failures": scraper.failures, "t0_ns": t0},
-        interrupted=end.interrupted,
-        target_error=site.died(),
-        load_error=end.lost,
-    )
-
-
-def _left_open(
-    scenario: Scenario, plan: Plan, folder: Run, load: Load, records: list[Record], why: str
-) -> list[Record]:
-    """Records for what a load process that died leaves open: `unknown` (MEASUREMENT C23)."""
-    target = scenario.target
-    model = target.model if isinstance(target, UrlTarget) else target.engine.model
-    missing = unaccounted(plan, {record.id for record in records}, model, why)
-    for record in missing:
-        record.request_id = load.request_id(record.id)  # the target may have served it all the same
-        folder.records.append(record)
-    return missing
+async def _stop_if_it_dies(site: Site, load: Load) -> None:
+    """A target that is gone by itself gets no more load: what is left of the plan has its outcome at once."""
+    while site.died() is None:
+        await asyncio.sleep(0.5)
+    load.stop()
 
 
 def _folder(scenario: Scenario, plan: Plan, options: Options) -> Run:
@@ -226,55 +172,3 @@ def _order(scenario: Scenario, plan: Plan, options: Options, folder: Path) -> Lo
         Timeouts(**asdict(scenario.timeouts)),
         options.keep_text,
     )
-
-
-@contextmanager
-def _stopped_by_ctrl_c(load: Load, watcher: Watcher) -> Iterator[None]:
-    """The first Ctrl-C ends the load, heals the faults and keeps the records; the second ends the run."""
-    loop = asyncio.get_running_loop()
-    whole = asyncio.current_task()
-    pressed = 0
-
-    def on_signal() -> None:
-        nonlocal pressed
-        pressed += 1
-        if pressed == 1:
-            watcher.say("interrupted: healing what is broken and keeping the records (again: stop at once)")
-            load.stop()
-        elif whole is not None:
-            whole.cancel()
-
-    loop.add_signal_handler(signal.SIGINT, on_signal)
-    loop.add_signal_handler(signal.SIGTERM, on_signal)
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
-        loop.remove_signal_handler(signal.SIGTERM)
-
-
-async def _audit(folder: Run, site: Site, when: str) -> None:
-    if site.own and site.died() is None:
-        with suppress(OSError):  # it died just now: site.died() tells, and the run ends with that
-            folder.audit({"when": when, **await site.controls.audit()})
-
-
-async def _truth(site: Site) -> list[dict[str, Any]] | None:
-    if site.own and site.died() is None:
-        with suppress(OSError):
-            return await site.controls.truth()
-    return None
-
-
-async def _quiet(site: Site) -> None:
-    """Wait until nothing waits or runs in our engine and its workers are back, or the limit is reached:
-    then the last audit shows what is wrong."""
-    end = site.clock() + round(QUIET_LIMIT_S * 1e9)
-    while site.own and site.died() is None and site.clock() < end:
-        try:
-            state = await site.controls.state()
-        except OSError:
-            return
-        if not state["requests"] and all(row["state"] == "in_rotation" for row in state["workers"]):
-            return
-        await asyncio.sleep(0.25)

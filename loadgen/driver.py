@@ -267,8 +267,7 @@ class Driver:
 
     def _end_run(self, why: str) -> None:
         now = self._clock()
-        for shot in list(self._waiting.values()):
-            self._not_sent(shot, shot.phase, why)
+        # First those in the air: their connections close when this returns to the loop.
         for flight in list(self._flights.values()):
             self._end(flight, now, Cut("run_end"))
         for shot in self._shots:

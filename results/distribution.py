@@ -108,8 +108,8 @@ class Distribution:
         if self._draws is None:
             return Interval(None, None)
         found = self._draws.interval(q)
-        assert found.low is not None and found.high is not None, "draws bound both sides"
-        return Interval(min(found.low, value), max(found.high, value))
+        low, high = (value if bound is None else bound for bound in (found.low, found.high))
+        return Interval(min(low, value), max(high, value))
 
     def table(self) -> dict[str, Any]:
         """The block of summary.json (JOINTS 6): values in s, null with ``<name>_reason`` beside it."""

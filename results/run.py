@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from results.judging import Judging
-from results.spans import touched
 from results.recordfile import RECORD_SCHEMA, RecordWriter, frame, frame_of, read_records, read_stream
+from results.spans import touched
 
 __all__ = ["RECORD_SCHEMA", "RecordWriter", "Run", "RunData", "RunError", "frame", "read_records"]
 

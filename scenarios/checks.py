@@ -43,7 +43,7 @@ def references(data: Mapping[str, Any]) -> Found:
             name = block.get("class")
             if isinstance(name, str) and name not in classes:
                 yield (*where, "class"), f"no class {name!r}{nearest(name, classes)}"
-        used = {block.get("class") for _, block in loads}
+        used = [block.get("class") for _, block in loads]
         for name in classes:
             if name not in used and loads:
                 yield ("classes", name), f"class {name!r} has no load"

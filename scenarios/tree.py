@@ -109,7 +109,8 @@ def _written(tag: str) -> str:
 def _tag_of(node: yaml.Node) -> str:
     """The tag that a node has by itself, without one being written."""
     if isinstance(node, yaml.ScalarNode):
-        return str(_resolver().resolve(yaml.ScalarNode, node.value, (True, False)))
+        resolved = _resolver().resolve(yaml.ScalarNode, node.value, (True, False))  # type: ignore[no-untyped-call]
+        return str(resolved)
     return _TAG + ("seq" if isinstance(node, yaml.SequenceNode) else "map")
 
 

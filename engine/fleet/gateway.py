@@ -296,7 +296,7 @@ class Gateway:
 
     def _count_rejection(self, named: str, rejected: Rejected) -> None:
         class_ = "unknown" if rejected.code == "unknown_class" else self.door.class_of(named)
-        named = rejected.status != 400 or rejected.code in _GATE_CODES
-        reason = rejected.code if named else "context_length"
+        own_code = rejected.status != 400 or rejected.code in _GATE_CODES
+        reason = rejected.code if own_code else "context_length"
         self.meter.inc("headrace_router_requests_total", class_=class_)
         self.meter.inc("headrace_router_rejections_total", reason=reason, class_=class_)

@@ -18,10 +18,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
 from engine.messages import KvEvents
+from engine.request import MissReason
 
 MAX_ROOTS = 65_536
 MAX_LOST = 262_144
-"""Digests remembered as lost with an epoch; the oldest are forgotten first."""
+"""Digests remembered as lost; the oldest losses are forgotten first."""
+_LOSSES = {
+    "ttl": MissReason.EVICTED_TTL,
+    "capacity": MissReason.EVICTED_CAPACITY,
+    "preempted": MissReason.PREEMPTED,
+}
+"""Cause of a ``removed`` event -> why a later request misses the block."""
 
 
 class _Node:
@@ -46,7 +53,7 @@ class EventIndex:
         self._epochs: dict[int, tuple[int, int]] = {}
         self._departed: dict[int, int] = {}
         self._roots: OrderedDict[bytes, None] = OrderedDict()
-        self._lost: OrderedDict[bytes, None] = OrderedDict()
+        self._lost: OrderedDict[bytes, MissReason] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -79,7 +86,7 @@ class EventIndex:
             if event.kind == "stored":
                 self._stored(worker, event.digests, event.parent)
             elif event.kind == "removed":
-                self._removed(worker, event.digests)
+                self._removed(worker, event.digests, _LOSSES.get(event.cause or ""))
             else:
                 self._forget(worker, lost=True)
         return begun
@@ -114,9 +121,9 @@ class EventIndex:
         node = self._nodes.get(digest)
         return node.holders if node else 0
 
-    def was_lost(self, digest: bytes) -> bool:
-        """True if some worker held it in an epoch that has ended."""
-        return digest in self._lost
+    def why_lost(self, digest: bytes) -> MissReason | None:
+        """What took it from the worker that lost it last: its life, its place, or its worker's epoch."""
+        return self._lost.get(digest)
 
     def _stored(self, worker: int, digests: Iterable[bytes], parent: bytes | None) -> None:
         bit, held = 1 << worker, self._held.setdefault(worker, {})
@@ -135,17 +142,22 @@ class EventIndex:
         if parent is not None and parent not in self._roots and parent not in self._nodes:
             self.orphans += 1
 
-    def _removed(self, worker: int, digests: Iterable[bytes]) -> None:
+    def _removed(self, worker: int, digests: Iterable[bytes], why: MissReason | None) -> None:
         bit, held = 1 << worker, self._held.setdefault(worker, {})
         for digest in digests:
             node = self._nodes.get(digest)
             if node is None:
                 continue
+            if why is not None and node.holders & bit:
+                self._lost[digest] = why
+                self._lost.move_to_end(digest)
             held.pop(digest, None)
             node.holders &= ~bit
             self._lower(digest, bit)
             if not node.holders:
                 self._drop(digest, node)
+        while len(self._lost) > MAX_LOST:
+            self._lost.popitem(last=False)
 
     def _drop(self, digest: bytes, node: _Node) -> None:
         del self._nodes[digest]
@@ -183,11 +195,7 @@ class EventIndex:
         digests = self._held.pop(worker, None)
         if not digests:
             return
-        self._removed(worker, digests)
-        if lost:
-            self._lost.update(digests)
-            while len(self._lost) > MAX_LOST:
-                self._lost.popitem(last=False)
+        self._removed(worker, digests, MissReason.WORKER_RESTARTED if lost else None)
 
 
 class PredictedIndex:

@@ -1,7 +1,8 @@
 """The part of the true miss reason that only the gateway knows (ENGINE E18, FLEET F32).
 
-A worker sees its own pool; that another worker held the block, was computing it, or lost it with an
-earlier epoch is known here. It is written down at the decision, for later the index has moved on.
+A worker sees its own pool; that another worker held the block, was computing it, or lost it is known here.
+It is written down at the decision, for later the index has moved on. A worker that lost the block itself
+knows best why: its word stands against a loss elsewhere.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from engine.request import Miss, MissReason
 
 _RANK = {reason: rank for rank, reason in enumerate(MissReason)}
 _FINAL = (MissReason.BELOW_BLOCK, MissReason.LAST_BLOCK_RULE)
+_LOSSES = (MissReason.EVICTED_TTL, MissReason.EVICTED_CAPACITY, MissReason.PREEMPTED)
 
 
 def facts_at(
@@ -31,8 +33,10 @@ def facts_at(
         hole = hole or not holders & bit
         if holders & others:
             reason = MissReason.ON_OTHER_WORKER
-        elif events.was_lost(digest):
-            reason = MissReason.WORKER_RESTARTED
+        elif holders & bit:
+            reason = None  # a hit, or the worker loses it from now on and says why
+        elif (lost := events.why_lost(digest)) is not None:
+            reason = lost
         elif predicted.elsewhere(digest, worker):
             reason = MissReason.BEING_COMPUTED
         else:
@@ -49,10 +53,16 @@ def refine(misses: Sequence[Miss], facts: Facts, block_size: int) -> tuple[Miss,
     for miss in misses:
         for piece, fact in _pieces(miss, facts, block_size):
             reason = piece.reason
-            if fact is not None and reason not in _FINAL and _RANK[fact] < _RANK[reason]:
+            if fact is not None and _outranks(fact, reason):
                 reason = fact
             _append(refined, Miss(reason, piece.first_block, piece.blocks, piece.tokens))
     return tuple(refined)
+
+
+def _outranks(fact: MissReason, said: MissReason) -> bool:
+    if said in _FINAL or (fact in _LOSSES and said in _LOSSES):
+        return False
+    return _RANK[fact] < _RANK[said]
 
 
 def _pieces(miss: Miss, facts: Facts, block_size: int) -> list[tuple[Miss, MissReason | None]]:

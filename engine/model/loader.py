@@ -150,7 +150,9 @@ def budget(config: EngineConfig) -> Budget:
     if memory.kv_blocks is not None:
         blocks = memory.kv_blocks
     else:
-        total = memory.total if memory.total is not None else int(_CPU_SHARE * machine_memory() / config.workers)
+        total = (
+            memory.total if memory.total is not None else int(_CPU_SHARE * machine_memory() / config.workers)
+        )
         blocks = (total - weights) // per_block - 1  # one more is made: the null block
         if blocks < 1:
             raise ModelError(

@@ -60,7 +60,7 @@ def _decades(low: float, high: float) -> list[float]:
     marks = (1, 2, 5) if math.log10(high / low) <= 2.5 else (1,)
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     values = [m * 10.0**p for p in powers for m in marks]
-    return [v for v in values if low * 0.999 <= v <= high * 1.001]
+    return [v for v in values if low * (1 - 1e-9) <= v <= high * (1 + 1e-9)]
 
 
 def ceiling(value: float) -> float:
@@ -85,6 +85,8 @@ class Chart:
     right: float = 18
     top: float = 26
     bottom: float = 40
+    wide: bool = True
+    """Drawn for the width of the page; on a small screen it is scrolled, not shrunk beyond reading."""
     _parts: list[str] = field(default_factory=list)
 
     @property
@@ -162,21 +164,29 @@ class Chart:
         """The whole picture; its title and description are read out by screen readers."""
         size = f"0 0 {number(self.width)} {number(self.height)}"
         name = f"<title>{escape(self.title)}</title><desc>{escape(self.description)}</desc>"
-        return f'<svg viewBox="{size}" role="img" class="chart">{name}{"".join(self._parts)}</svg>'
+        kind = "chart wide" if self.wide else "chart"
+        picture = f'<svg viewBox="{size}" role="img" class="{kind}">{name}{"".join(self._parts)}</svg>'
+        return f'<div class="scroll">{picture}</div>' if self.wide else picture
+
+
+def digits(value: float) -> str:
+    """Three significant digits, and never an exponent for what people count."""
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
 def seconds(value: float) -> str:
-    """A duration as people write it: 850 ms, 1.2 s."""
+    """A duration as people write it: 850 ms, 1.2 s, 3,600 s."""
     if value == 0:
         return "0"
-    if abs(value) < 0.001:
-        return f"{value * 1e6:.3g} µs"
-    return f"{value * 1e3:.3g} ms" if abs(value) < 1 else f"{value:.3g} s"
+    for unit, size in (("µs", 1e-6), ("ms", 1e-3)):
+        if abs(value) < 999.5 * size:
+            return f"{digits(value / size)} {unit}"
+    return f"{digits(value)} s"
 
 
 def count(value: float) -> str:
-    """1234567 -> 1.2M; small numbers as they are."""
+    """1234567 -> 1.23M; small numbers as they are."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.3g}{letter}"
-    return f"{value:.3g}"
+        if abs(value) >= size * 0.9995:
+            return f"{digits(value / size)}{letter}"
+    return digits(value)

@@ -93,9 +93,12 @@ def _classes(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     blocks = words.by_rank(summary, total=True)
     rows = []
     for name, block in blocks.items():
-        cells = [f"{block['planned']:,}", *(f"{block['groups'][group]:,}" for group in GROUPS)]
-        cells += [f"{block['good']:,}", words.percent(block["attainment"])]
-        cells += [words.rate(block["rates"][key]) for key in ("asked", "offered", "completed", "good")]
+        numbers = [block["planned"], *(block["groups"][group] for group in GROUPS), block["good"]]
+        strict = block["attainment_for_gates"]
+        counted = "" if strict == block["attainment"] else f"{words.percent(strict)} for gates"
+        rates = [words.rate(block["rates"][key]) for key in ("asked", "offered", "completed", "good")]
+        cells = [(f"{n:,}", "") for n in numbers]
+        cells += [(words.percent(block["attainment"]), counted), *((rate, "") for rate in rates)]
         rows.append({"name": name, "cells": cells})
     return rows
 
@@ -175,8 +178,8 @@ def _top(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
         {
             "outcome": row["outcome"],
             "subtype": row["subtype"],
-            "component": words.NOTHING if row["component"] == "none" else row["component"],
-            "first": words.first_divergence(row),
+            "component": "" if row["component"] == "none" else row["component"],
+            "first": words.began(row),
             "requests": row["requests"],
             "tokens": f"{row['missed']:,}",
         }

@@ -19,6 +19,7 @@ def distribution(view: View, metric: str, palette: Palette, words: str) -> str |
         width=530,
         height=298,
         top=34,
+        wide=False,
     )
     samples = {n: view.distribution(metric, view.in_window & view.of_class(n)) for n in palette.names}
     samples = {n: d for n, d in samples.items() if d.n}
@@ -84,6 +85,7 @@ def missed_tokens(missed: dict[str, float]) -> str:
         right=70,
         top=6,
         bottom=8,
+        wide=False,
     )
     values = [float(missed.get(cause, 0) or 0) for cause in CAUSES]
     x = Scale(0, max([*values, 1.0]), chart.x0, chart.x1)
@@ -111,7 +113,8 @@ def ledger_bar(ledger: dict[str, float]) -> str | None:
         if value <= 0:
             continue
         chart.box((x(at) + 0.75, 4), (x(at + value) - 0.75, 40), f"bar bucket-{name}", 3)
-        if x(value) > 64:
-            chart.text((x(at) + x(at + value)) / 2, 27, f"{name} {value / total:.0%}", "middle", "inbar")
+        words = f"{name} {value / total:.0%}"
+        if x(value) > len(words) * 7.4 + 8:
+            chart.text((x(at) + x(at + value)) / 2, 27, words, "middle", "inbar")
         at += value
     return chart.svg()

@@ -95,7 +95,7 @@ def _class_cells(block: dict[str, Any], wide: bool) -> list[str]:
     cells += [
         str(groups["failed"] + groups["unknown"]),
         str(block["good"]),
-        words.percent(block["attainment"]),
+        words.percent(block["attainment_for_gates"]),
     ]
     cells += [words.duration(ttft["p50"]), words.duration(ttft["p90"])]
     if wide:
@@ -108,7 +108,7 @@ def show_faults(summary: Mapping[str, Any], console: Console) -> None:
     """What was broken, what was seen of it, and the invariants."""
     if summary["faults"]:
         table = _table(console, "Faults")
-        for i, head in enumerate(("fault", "type", "injected", "proven", "healed", "met", "failed")):
+        for i, head in enumerate(("fault", "type", "injected", "proven", "over", "touched", "failed")):
             table.add_column(head, justify="left" if i < 2 else "right", no_wrap=True)
         for fault in summary["faults"]:
             groups = fault.get("groups", {})
@@ -140,13 +140,14 @@ def show_causes(summary: Mapping[str, Any], console: Console) -> None:
         table.add_column(head, justify="right" if i == 1 else "left", overflow="fold")
     for cause, n in missed.items():
         worst = next((row for row in rollup.get("top", []) if row["outcome"] == cause), None)
-        table.add_row(cause, f"{n:,.0f}", escape(_began(worst)) if n and worst else "")
+        began = _began(worst) if worst else "requests that missed more for another cause"
+        table.add_row(cause, f"{n:,.0f}", escape(began) if n else "")
     console.print(table, highlight=False)
     console.print(f"[dim]{escape(words.cache_words(summary))}[/]", highlight=False)
 
 
 def _began(row: dict[str, Any]) -> str:
-    found = words.first_divergence(row)
+    found = words.began(row)
     return f"{row['subtype']}; {found}" if found else row["subtype"]
 
 
@@ -166,5 +167,6 @@ def show_verdict(summary: Mapping[str, Any], console: Console) -> None:
     kind = "virtual" if summary["virtual"] else "live"
     why = f": {escape(summary['reason'])}" if summary["reason"] else ""
     length = seconds((b - a) * 1e-9)
-    about = f"{escape(summary['scenario'])}, {kind}, {summary['all']['planned']} requests in {length}"
+    n = summary["all"]["planned"]
+    about = f"{escape(summary['scenario'])}, {kind}, {n:,} request{'' if n == 1 else 's'} in {length}"
     console.print(f"\nverdict {_toned(summary['verdict'])}{why}  [dim]{about}[/]", highlight=False)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from results.gates import GateError, parse_gate
 from results.metrics import Kind
-from results.report.charts import count, seconds
+from results.report.charts import count, digits, seconds
 from results.validity import MEANING, UNITS
 
 NOTHING = "–"
@@ -37,13 +38,12 @@ def by_rank(summary: Mapping[str, Any], total: bool = False) -> dict[str, dict[s
 
 
 def percent(value: float | None) -> str:
-    return (
-        NOTHING
-        if value is None
-        else f"{value * 100:.3g} %"
-        if abs(value) < 0.9995
-        else f"{value * 100:.4g} %"
-    )
+    """100 % is said of nothing less."""
+    if value is None:
+        return NOTHING
+    if 0.9995 <= value < 1:
+        return f"{math.floor(value * 1e4) / 100:.2f} %"
+    return f"{digits(value * 100)} %"
 
 
 def duration(value: float | None) -> str:
@@ -51,7 +51,7 @@ def duration(value: float | None) -> str:
 
 
 def rate(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.3g}"
+    return NOTHING if value is None else digits(value)
 
 
 def quantity(value: float | None, kind: Kind) -> str:
@@ -63,8 +63,13 @@ def quantity(value: float | None, kind: Kind) -> str:
     if kind is Kind.RATIO:
         return percent(value)
     if kind is Kind.RATE:
-        return f"{value:.3g}/s"
-    return f"{value:.0f}" if float(value).is_integer() else f"{value:.3g}"
+        return f"{digits(value)}/s"
+    return f"{value:,.0f}" if float(value).is_integer() else digits(value)
+
+
+def margin(value: float | None, kind: Kind) -> str:
+    """Room to the bound; between two shares it is percentage points."""
+    return f"{value * 100:.3g} pts" if value is not None and kind is Kind.RATIO else quantity(value, kind)
 
 
 def interval(bounds: list[float | None] | None, kind: Kind) -> str:
@@ -87,20 +92,31 @@ def gate_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     rows = []
     for gate in summary["gates"]:
         kind = kind_of_gate(gate["text"], list(summary["classes"]))
-        marginal = "passes, but the bound lies within the interval" if gate.get("marginal") else ""
+        shown = interval(gate["interval"], kind)
+        within = (
+            "the bound lies within the interval" if shown else "there are too few requests for an interval"
+        )
+        marginal = f"passes, but {within}" if gate.get("marginal") else ""
         rows.append(
             {
                 "verdict": gate["verdict"],
                 "tone": TONES[gate["verdict"]],
                 "text": gate["text"],
                 "value": quantity(gate["value"], kind),
-                "interval": interval(gate["interval"], kind),
-                "margin": quantity(gate["margin"], kind),
+                "interval": shown,
+                "margin": margin(gate["margin"], kind),
                 "n": "" if gate["n"] is None else f"{gate['n']:,}",
-                "reason": gate["reason"] or marginal,
+                "reason": _reason(gate["reason"]) or marginal,
             }
         )
     return rows
+
+
+def _reason(said: str | None) -> str:
+    """The formula of a quantile that has no value, as a sentence."""
+    if said in ("n(1-q)<1", "nq<1", "no samples"):
+        return f"too few requests for this quantile ({said})"
+    return said or ""
 
 
 def health_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -136,7 +152,7 @@ def client_words(summary: Mapping[str, Any]) -> str:
     rows = client["rows"].values()
     measured = sum(row["state"] is not None for row in rows)
     bad = [rule for rule, row in client["rows"].items() if row["state"] not in (None, "valid")]
-    bound = f"its own error is at most {seconds(client['error_bound_us'] * 1e-6)}"
+    bound = f"its timing error is at most {seconds(client['error_bound_us'] * 1e-6)}"
     if bad:
         named = ", ".join(f"{rule} {MEANING[rule]}" for rule in bad)
         return f"{named} beyond the limit; {bound}."
@@ -150,6 +166,13 @@ def first_divergence(row: dict[str, Any]) -> str:
         return ""
     where = f"{found['token_in_component']} of {found['path']}"
     return f"first differing token: {where}, {found['token_index']} of the prompt"
+
+
+def began(row: dict[str, Any]) -> str:
+    """What a costly miss came from, as far as requests can tell (ATTRIBUTION A25)."""
+    if where := first_divergence(row):
+        return where
+    return "no change in the request" if row["outcome"] == "unexplained" else ""
 
 
 def cache_words(summary: Mapping[str, Any]) -> str:

@@ -36,6 +36,19 @@ def test_a_kill_is_proven_by_exit_and_healed_by_return(on_stage: OnStage, plan: 
     assert window.proof == {"incarnation_before": "1.1", "incarnation_after": "1.2"}
 
 
+def test_a_kill_that_is_interrupted_is_still_seen_healed(on_stage: OnStage, plan: Plan) -> None:
+    """Ctrl-C between the strike and the return: the window says when the worker was back."""
+
+    async def body(stage: Stage, target: Any) -> FaultWindow:
+        async with Conductor([KillWorker("k", worker=1, at=5.0)], stage) as conductor:
+            await stage.sleep_until(6 * 10**9)
+            await conductor.stop()
+        return conductor.windows[0]
+
+    window: FaultWindow = on_stage(plan, body)
+    assert (window.injected, window.healed) == (5 * 10**9, 8 * 10**9)
+
+
 def test_a_kill_waits_for_its_phase(on_stage: OnStage, plan: Plan) -> None:
     """With `when` the worker dies while a request is held there, and the hold goes."""
 

@@ -9,13 +9,13 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
 from results.record import Record
-from results.report import terminal
-from results.report.charts import Scale, ceiling, seconds
+from results.report import terminal, words
+from results.report.charts import Scale, ceiling, count, seconds
 from results.report.html import render
 from results.run import RunData
 from results.summary import judge
@@ -71,8 +71,8 @@ def test_page_puts_the_client_first(run_with_everything: RunData, its_summary: d
     """Whether the numbers may be believed stands before the verdict and the gates."""
     page = render(run_with_everything, its_summary)
     assert page.index("Verdict on the client") < page.index("Verdict on the run") < page.index("<h2>Gates")
-    for words in ("rush (burst)", "crash (kill_worker)", "chat SLO 1 s", "app_reset", "12 of system[0]"):
-        assert words in page
+    for expected in ("rush (burst)", "crash (kill_worker)", "chat SLO 1 s", "app_reset", "12 of system[0]"):
+        assert expected in page
 
 
 def test_page_of_almost_nothing(record: Callable[..., Record], run_of: Callable[..., RunData]) -> None:
@@ -93,6 +93,7 @@ def test_names_are_escaped(record: Callable[..., Record], run_of: Callable[..., 
     assert "<b>[red]&" in printed(judge(run), 140)
 
 
+@example(494555.0, 1.01)
 @given(st.floats(1e-6, 1e6), st.floats(1.01, 1e4))
 def test_ticks_lie_on_the_axis_and_rise(low: float, factor: float) -> None:
     """Linear and logarithmic ticks are within the axis, in order, and not too many."""
@@ -107,10 +108,51 @@ def test_ticks_lie_on_the_axis_and_rise(low: float, factor: float) -> None:
 
 def test_durations_read_well() -> None:
     """The unit follows the size."""
-    assert [seconds(v) for v in (0, 2e-6, 0.0123, 0.85, 1.234)] == [
+    assert [seconds(v) for v in (0, 2e-6, 0.0123, 0.85, 0.9996, 1.234, 3600, -0.0071)] == [
         "0",
         "2 µs",
         "12.3 ms",
         "850 ms",
+        "1 s",
         "1.23 s",
+        "3,600 s",
+        "-7.1 ms",
     ]
+
+
+@given(st.floats(-1e12, 1e12))
+def test_no_number_is_written_with_an_exponent(value: float) -> None:
+    """Durations, rates and counts of any size a run can have read as people write them."""
+    if abs(value) >= 1e-4 or value == 0:
+        assert not any("e+" in text for text in (seconds(value), count(value), words.rate(value)))
+
+
+def test_a_hundred_percent_is_said_of_nothing_less() -> None:
+    """One failure among a million requests is not rounded away."""
+    assert [words.percent(v) for v in (1.0, 0.999999, 0.9996, 0.5, 0.0, None)] == [
+        "100 %",
+        "99.99 %",
+        "99.96 %",
+        "50 %",
+        "0 %",
+        "–",
+    ]
+
+
+def test_gates_read_as_sentences(record: Callable[..., Record], run_of: Callable[..., RunData]) -> None:
+    """Room between shares is in points, and a quantile without a value says what is missing."""
+    run = run_of([record(0, ttft_ms=5, e2e_ms=9)], gates=("attainment >= 95%", "ttft.p99 < 1s"))
+    attained, quantile = words.gate_rows(judge(run))
+    assert (attained["margin"], attained["value"]) == ("5 pts", "100 %")
+    assert "too few requests for an interval" in attained["reason"]
+    assert quantile["reason"] == "too few requests for this quantile (n(1-q)<1)"
+
+
+def test_the_attainment_that_gates_used_is_shown(
+    run_of: Callable[..., RunData], record: Callable[..., Record]
+) -> None:
+    """Where requests cut off at the end count as misses for gates, the page says so beside the share."""
+    records = [record(i, ttft_ms=5, e2e_ms=9) for i in range(6)]
+    records += [record(6 + i, outcome="censored_by_run_end", after_ms=500) for i in range(4)]
+    run = run_of(records)
+    assert "60 % for gates" in render(run, judge(run))

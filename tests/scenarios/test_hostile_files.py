@@ -115,7 +115,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(PATHS), VALUES, st.sampled_from(["put", "drop", "wrap"]))
 def test_any_mutation_of_a_shipped_scenario_loads_or_is_refused(
     chosen: tuple[str, tuple[str | int, ...]], value: object, how: str
@@ -133,7 +133,7 @@ def test_any_mutation_of_a_shipped_scenario_loads_or_is_refused(
     _load_or_refuse(yaml.safe_dump(data, allow_unicode=True))
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(sorted(PLAIN)),
     st.integers(0, 2000),
@@ -148,8 +148,9 @@ def test_any_edit_of_the_text_loads_or_is_refused(name: str, at: int, gone: int,
 
 
 def _load_or_refuse(text: str) -> None:
+    found = None
     try:
         parse(text, "f.yaml", virtual=True)
     except ScenarioError as error:
-        assert error.errors
-        assert all(LOCATED.match(line) for line in error.errors), error.errors
+        found = error.errors
+    assert found is None or (found and all(LOCATED.match(line) for line in found)), found

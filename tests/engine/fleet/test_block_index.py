@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from engine.fleet.index import EventIndex, PredictedIndex
 from engine.kv.blocks import block_digests
 from engine.messages import KvEvent, KvEvents
+from engine.request import MissReason
 from tests.engine.fleet.world import prompt
 
 ROOT = bytes(16)
@@ -66,7 +67,7 @@ def test_a_restarted_worker_has_no_credit() -> None:
     found.depart(0)
     found.begin(0, 2)
     assert found.run(digests, 0) == 0
-    assert found.was_lost(digests[0])
+    assert found.why_lost(digests[0]) is MissReason.WORKER_RESTARTED
     found.apply(0, stored(2, 1, digests[:3]))
     assert found.run(digests, 0) == 3
 
@@ -102,7 +103,7 @@ def test_a_higher_epoch_in_a_batch_clears_and_a_repeated_number_is_ignored() -> 
     assert found.run(digests, 0) == 4
     found.apply(0, KvEvents(2, 1, (KvEvent("cleared"),)))
     assert found.run(digests, 0) == 0
-    assert found.was_lost(digests[3])
+    assert found.why_lost(digests[3]) is MissReason.WORKER_RESTARTED
 
 
 def test_a_gap_costs_the_worker_its_credit_and_is_counted() -> None:

@@ -102,7 +102,9 @@ def test_a_request_handed_back_after_a_retry_is_not_forgotten() -> None:
     assert yard.ended(id).code == "no_worker"
 
 
-@pytest.mark.parametrize(("seen", "phase"), [("nothing", "queued"), ("progress", "prefill"), ("token", "decode")])
+@pytest.mark.parametrize(
+    ("seen", "phase"), [("nothing", "queued"), ("progress", "prefill"), ("token", "decode")]
+)
 def test_the_phase_of_a_cancel_is_told_also_without_its_worker(seen: str, phase: str) -> None:
     """Cancelled on a worker that is then lost: as far as the gateway saw the attempt come (E34)."""
     yard = Yard(ONE)

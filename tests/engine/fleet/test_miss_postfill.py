@@ -60,6 +60,41 @@ def test_what_was_lost_with_an_epoch_is_worker_restarted() -> None:
     )
 
 
+def test_what_lapsed_on_another_worker_is_no_first_time() -> None:
+    """A prefix that ran out of life or place there and is asked of us: the last loss is the reason."""
+    index = holding(w1=(0, 1, 2), w2=(2,))
+    removed = (
+        KvEvent("removed", (DIGESTS[0],), cause="ttl"),
+        KvEvent("removed", (DIGESTS[1], DIGESTS[2]), cause="capacity"),
+    )
+    index.apply(1, KvEvents(1, 2, removed))
+    facts = facts_at(DIGESTS, 0, index, PredictedIndex(), others=0b110)
+    assert refine([Miss(R.NEVER_COMPUTED, 0, 6, 96)], facts, 16) == (
+        Miss(R.EVICTED_TTL, 0, 1, 16),
+        Miss(R.EVICTED_CAPACITY, 1, 1, 16),
+        Miss(R.ON_OTHER_WORKER, 2, 1, 16),
+        Miss(R.NEVER_COMPUTED, 3, 3, 48),
+    )
+
+
+def test_a_workers_own_loss_stands_against_one_elsewhere() -> None:
+    """It was held here and lost here; that another worker lost it too, earlier or later, explains nothing."""
+    index = holding(w0=(0,), w1=(0, 1))
+    index.apply(0, KvEvents(1, 2, (KvEvent("removed", (DIGESTS[0],), cause="capacity"),)))
+    index.apply(1, KvEvents(1, 2, (KvEvent("removed", (DIGESTS[0], DIGESTS[1]), cause="ttl"),)))
+    facts = facts_at(DIGESTS, 0, index, PredictedIndex(), others=0b10)
+    misses = [Miss(R.EVICTED_CAPACITY, 0, 1, 16), Miss(R.NEVER_COMPUTED, 1, 1, 16)]
+    assert refine(misses, facts, 16)[0] == Miss(R.EVICTED_CAPACITY, 0, 1, 16)
+
+
+def test_an_old_loss_says_nothing_of_a_block_that_is_there() -> None:
+    """Held again at the decision; if it goes before the request is admitted, the worker knows why."""
+    index = holding(w0=(0,))
+    index.apply(0, KvEvents(1, 2, (KvEvent("removed", (DIGESTS[0],), cause="ttl"),)))
+    index.apply(0, KvEvents(1, 3, (KvEvent("stored", (DIGESTS[0],), ROOT),)))
+    assert facts_at(DIGESTS, 0, index, PredictedIndex(), others=0)[0] == (0, None)
+
+
 def test_what_another_worker_is_computing_is_being_computed() -> None:
     """By the gateway's own record of dispatches; the worker's own are not elsewhere."""
     predicted = PredictedIndex()
