@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from headrace import console
-from headrace.errors import BenchError
+from headrace.errors import BenchError, Interrupted
 from headrace.origin import check_origin
 
 app = typer.Typer(
@@ -74,7 +76,8 @@ def run(
         allow_inconclusive=allow_inconclusive,
     )
     view = console.view(quiet=quiet or as_json)
-    outcome = run_scenario(scenario, options, view)
+    with _closed_also_on_error():
+        outcome = run_scenario(scenario, options, view)
     if as_json:
         console.show_json(outcome.summary)
     elif not quiet:
@@ -155,7 +158,8 @@ def report(
     """
     from headrace.rejudge import rejudge
 
-    outcome = rejudge(run, strict=strict, allow_inconclusive=allow_inconclusive, draw=True)
+    with _closed_also_on_error():
+        outcome = rejudge(run, strict=strict, allow_inconclusive=allow_inconclusive, draw=True)
     console.show_json(outcome.summary) if as_json else console.show_report(outcome.summary, outcome.folder)
     _end(outcome.last_line)
 
@@ -176,13 +180,14 @@ def gate(
     """
     from headrace.rejudge import rejudge
 
-    outcome = rejudge(
-        run,
-        strict=strict,
-        allow_inconclusive=allow_inconclusive,
-        draw=False,
-        gates=tuple(gates or ()) or None,
-    )
+    with _closed_also_on_error():
+        outcome = rejudge(
+            run,
+            strict=strict,
+            allow_inconclusive=allow_inconclusive,
+            draw=False,
+            gates=tuple(gates or ()) or None,
+        )
     console.show_json(outcome.summary["gates"]) if as_json else console.show_gates(outcome.summary)
     _end(outcome.last_line)
 
@@ -269,6 +274,18 @@ def model_list(as_json: AsJson = False) -> None:
 
     found = listing()
     console.show_json(found) if as_json else console.show_pairs("model", "folder", found)
+
+
+@contextmanager
+def _closed_also_on_error() -> Iterator[None]:
+    """A command that ends early says why on stderr, and closes with the same last line on stdout."""
+    try:
+        yield
+    except BenchError as error:
+        console.complain(error)
+        interrupted, code = isinstance(error, Interrupted), error.exit_code
+        verdict = "inconclusive" if interrupted else "error"
+        _end({"verdict": verdict, "client": None, "interrupted": interrupted, "exit": code, "run": None})
 
 
 def _end(last_line: dict[str, Any]) -> NoReturn:

@@ -22,6 +22,7 @@ from faults.fault import Controls
 from headrace.console import View
 from headrace.controls import HttpControls
 from headrace.errors import TargetFailed, UsageFailed
+from headrace.manifest import engine_facts
 from headrace.processes import Child
 from headrace.site import RECORDS, TEXTS, LoadEnd, LoadOrder, NoControls, OnTick
 from loadgen.clock import Clock, monotonic
@@ -80,7 +81,7 @@ async def _engine(config: EngineConfig, folder: Path) -> AsyncIterator[LiveSite]
                 "openai_chat",
                 {"model": config.model, "own": True, "ignore_eos": True, "token_ids": True},
             )
-            facts = {"engine_pid": where["pid"], "co_located": True}
+            facts = {**engine_facts(config), "engine_pid": where["pid"], "co_located": True}
             try:
                 yield LiveSite(target, controls, True, facts, engine)
             finally:

@@ -11,6 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from engine.config import EngineConfig
+from engine.config_io import config_to_dict
+from engine.model import identity
+
 _PACKAGES = ("headrace", "numpy", "pyarrow", "aiohttp", "uvloop", "torch", "tokenizers")
 
 
@@ -31,6 +35,11 @@ def manifest(**extra: Any) -> dict[str, Any]:
         "argv": sys.argv[1:],
         **extra,
     }
+
+
+def engine_facts(config: EngineConfig) -> dict[str, Any]:
+    """What of our own engine makes a run comparable: all its settings, and what the model is (digests)."""
+    return {"engine": config_to_dict(config), "model": identity(config)}
 
 
 def _version(package: str) -> str | None:

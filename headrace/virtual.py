@@ -22,6 +22,7 @@ from engine.fleet.inproc import InprocPool
 from engine.model.loader import identity, load_runner, load_tokenizer, with_kv_blocks
 from faults.fault import Controls
 from headrace.errors import UsageFailed
+from headrace.manifest import engine_facts
 from headrace.site import RECORDS, TEXTS, LoadEnd, LoadOrder, OnTick
 from loadgen.clock import Clock
 from loadgen.driver import Driver
@@ -67,11 +68,7 @@ class VirtualSite:
     def __init__(self, config: EngineConfig, fleet: Fleet, clock: Clock) -> None:
         self.clock = clock
         self.controls: Controls = fleet
-        self.facts: dict[str, Any] = {
-            "virtual": True,
-            "runner": "simulated",
-            "cost_model": asdict(config.cost),
-        }
+        self.facts: dict[str, Any] = engine_facts(config)
         self._fleet = fleet
         cost = config.cost
         service = Service(

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from results.bootstrap import ratio_interval
-from results.distribution import Estimate
 from results.outcomes import Mask
-from results.quantiles import Values
+from results.stats.bootstrap import ratio_interval
+from results.stats.distribution import Estimate
+from results.stats.quantiles import Values
 from results.view import View
 
 HITS = ("hit_token_weighted", "hit_request_mean", "hit_request_count")

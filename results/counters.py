@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from results.distribution import Estimate
 from results.metrics import Kind
 from results.run import RunData
+from results.stats.distribution import Estimate
 
 MISSES = ("app_reset", "expiry", "boundary", "unexplained")
 CACHE_OUTCOMES = ("hit", "cold", "below_minimum", "concurrent", "not_measured", *MISSES)

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from results import cachehits
-from results.bootstrap import mean_interval
-from results.distribution import Estimate
 from results.gates import STEADY, Gate
 from results.goodput import attainment
 from results.metrics import METRICS, Kind
 from results.outcomes import Mask
-from results.quantiles import Interval
 from results.rates import Spans, length_s, rate_masks, rates
 from results.slices import select
+from results.stats.bootstrap import mean_interval
+from results.stats.distribution import Estimate
+from results.stats.quantiles import Interval
 from results.validity import Health
 from results.view import View
 

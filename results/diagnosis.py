@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from results.distribution import FEW_FOR_P99
 from results.goodput import attainment
 from results.outcomes import group_counts
 from results.run import RunData
-from results.saturation import Saturation
+from results.stats.distribution import FEW_FOR_P99
+from results.stats.saturation import Saturation
 from results.validity import MEANING, Health
 from results.view import View
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from results.quantiles import quantile
+from results.stats.quantiles import quantile
 from results.view import TIERS, View
 
 KV_BLOCKS = "headrace_engine_kv_blocks"

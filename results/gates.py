@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from results.counters import COUNTERS
-from results.distribution import STATISTIC, quantile_of
 from results.judging import Judging
 from results.metrics import METRICS, Kind
 from results.outcomes import GROUPS
-from results.quantiles import samples_needed, supported
 from results.record import Outcome
 from results.slices import DIMS, parse_bucket
+from results.stats.distribution import STATISTIC, quantile_of
+from results.stats.quantiles import samples_needed, supported
 
 STEADY = "steady"
 OPERATORS: dict[str, Callable[[float, float], bool]] = {

@@ -10,8 +10,8 @@ import pandas as pd
 from results.judging import ClassGoal, Judging
 from results.metrics import METRICS, tokens_after_first
 from results.outcomes import Mask, after_failed_turn, is_group, is_outcome
-from results.quantiles import Values
 from results.record import Outcome
+from results.stats.quantiles import Values
 
 HIDDEN_SHARE = 0.01
 """Beyond this share of censored turns and turns after a failed one, gates use the strict attainment;

@@ -14,8 +14,8 @@ from enum import StrEnum
 import numpy as np
 import pandas as pd
 
-from results.bootstrap import Index
-from results.quantiles import Values
+from results.stats.bootstrap import Index
+from results.stats.quantiles import Values
 
 NS = 1e-9
 

@@ -8,7 +8,7 @@ import pandas as pd
 from results.goodput import Marks
 from results.metrics import NS, event_counts, event_times
 from results.outcomes import Mask
-from results.quantiles import Values
+from results.stats.quantiles import Values
 
 Spans = tuple[tuple[int, int], ...]
 """Disjoint [from, to) in ns since t0."""

@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 
 from results import exits
-from results.bootstrap import SEED
 from results.cachehits import cache_block
 from results.counters import counters
 from results.deciding import Evidence, decide
 from results.diagnosis import as_dict, findings
-from results.distribution import all_attempts
 from results.engine_truth import engine_block
 from results.gates import parse_gates
 from results.goodput import attainment
@@ -24,8 +22,10 @@ from results.outcomes import Mask, counts, group_counts, is_group
 from results.rates import rates
 from results.record import Outcome
 from results.run import RunData
-from results.saturation import integral, saturation
 from results.slices import labels
+from results.stats.bootstrap import SEED
+from results.stats.distribution import all_attempts
+from results.stats.saturation import integral, saturation
 from results.validity import Health, collect, health
 from results.view import View
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from results.judging import HealthLimits
 from results.metrics import METRICS
-from results.quantiles import Values, quantile
 from results.record import Outcome
 from results.run import RunData
+from results.stats.quantiles import Values, quantile
 from results.view import View
 
 State = Literal["valid", "degraded", "invalid"]

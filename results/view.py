@@ -8,7 +8,6 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from results.distribution import Distribution
 from results.goodput import Marks, mark
 from results.judging import Judging
 from results.metrics import METRICS, Kind, Samples
@@ -16,6 +15,7 @@ from results.outcomes import Mask, prepared
 from results.rates import Spans
 from results.run import RunData
 from results.spans import MARKING, fault_span, meets
+from results.stats.distribution import Distribution
 
 TRUTH_COLUMNS = (
     "worker",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from results.distribution import Distribution
-from results.quantiles import Values, quantile
 from results.report.charts import Chart, Scale, ceiling, seconds
 from results.report.timelines import Palette
+from results.stats.distribution import Distribution
+from results.stats.quantiles import Values, quantile
 from results.view import View
 
 

@@ -12,9 +12,9 @@ from results.engine_truth import KV_STATES, kv_series
 from results.judging import SECOND
 from results.metrics import METRICS
 from results.outcomes import Mask
-from results.quantiles import Values
 from results.rates import rate_masks
 from results.report.charts import Chart, Scale, ceiling, seconds
+from results.stats.quantiles import Values
 from results.view import View
 
 MAX_POINTS = 2500

@@ -30,9 +30,9 @@ from results.attribution.verdict import Outcome as Cached
 from results.gates import parse_gate
 from results.metrics import METRICS
 from results.outcomes import GROUPS, group_of
-from results.quantiles import QUANTILES
 from results.record import Outcome
 from results.slices import DIMS
+from results.stats.quantiles import QUANTILES
 from results.validity import RULES
 from results.view import TIERS
 from scenarios.load import parse, shipped

@@ -16,8 +16,8 @@ from results.rates import rates
 from results.record import Record
 from results.recordfile import frame
 from results.run import RunData
-from results.saturation import in_flight, integral
 from results.slices import hit_bucket, length_bucket, select
+from results.stats.saturation import in_flight, integral
 from results.validity import collect, health
 from results.view import View
 

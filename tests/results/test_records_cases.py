@@ -13,8 +13,8 @@ from results.gates import parse_gate
 from results.judging import ClassGoal, HealthLimits
 from results.record import Record
 from results.run import RunData
-from results.saturation import over_saturated
 from results.slices import length_bucket
+from results.stats.saturation import over_saturated
 from results.summary import judge, summary_bytes
 from results.validity import Signals, health
 

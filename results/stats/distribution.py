@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from results.bootstrap import QuantileDraws, mean_interval
 from results.metrics import Samples
 from results.outcomes import Mask
-from results.quantiles import (
+from results.stats.bootstrap import QuantileDraws, mean_interval
+from results.stats.quantiles import (
     QUANTILES,
     Interval,
     Values,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from results.bootstrap import Blocks, QuantileDraws, draw, mean_interval, ratio_interval
+from results.stats.bootstrap import Blocks, QuantileDraws, draw, mean_interval, ratio_interval
 
 
 def naive(values: np.ndarray, blocks: Blocks, q: float) -> tuple[float, float]:

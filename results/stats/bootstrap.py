@@ -18,7 +18,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from results.quantiles import Interval, Values
+from results.stats.quantiles import Interval, Values
 
 DRAWS = 2000
 SEED = 0x48454144

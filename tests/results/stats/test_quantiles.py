@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from results.quantiles import (
+from results.stats.quantiles import (
     binomial_interval,
     dependent,
     order_statistics,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from results.quantiles import Values
+from results.stats.quantiles import Values
 
 BINS = 60
 BATCHES = 5
