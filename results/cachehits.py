@@ -75,17 +75,29 @@ def _first(data: pd.DataFrame) -> Mask:
     or all of it) before any other was sent. To be *sent* before the first answer is not enough: a request
     that waits finds what was computed in the meantime.
     """
-    if "first_scheduled" in data and data["first_scheduled"].notna().any():
-        lives = [c for c in ("worker", "incarnation") if c in data]
-        scheduled = data[data["first_scheduled"].notna()]
-        earliest = scheduled.groupby(lives, dropna=False)["first_scheduled"].transform("min")
-        mask: Mask = (data["first_scheduled"] == earliest.reindex(data.index)).to_numpy(dtype=bool)
-        return mask
+    if {"first_scheduled", "received", "worker"} <= set(data) and data["first_scheduled"].notna().any():
+        return _first_scheduled(data)
     sent = np.sort(data["start"].dropna().to_numpy(dtype=np.float64))
     answered = data["first_token"].fillna(data["terminal"]).to_numpy(dtype=np.float64)
     alone = len(sent) == 1 or (len(sent) > 1) & (answered <= (sent[1] if len(sent) > 1 else 0))
     first: Mask = (data["start"].to_numpy(dtype=np.float64) == (sent[0] if len(sent) else np.nan)) & alone
     return first
+
+
+def _first_scheduled(data: pd.DataFrame) -> Mask:
+    """The first on each worker's life. A request of which is not known where and when it ran may have run
+    there as soon as it was received: whoever was scheduled after that is the first of nothing."""
+    lives = [c for c in ("worker", "incarnation") if c in data]
+    known = data["first_scheduled"].notna()
+    if "engine_attempt" in data:
+        known &= ~(data["engine_attempt"] > 1)
+    earliest = data[known].groupby(lives, dropna=False)["first_scheduled"].transform("min")
+    first = known & (data["first_scheduled"] == earliest.reindex(data.index))
+    doubtful = data["received"][~known].min()
+    if not np.isnan(doubtful):
+        first &= data["first_scheduled"] <= doubtful
+    mask: Mask = first.to_numpy(dtype=bool)
+    return mask
 
 
 def cache_block(view: View, rollup: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -153,6 +153,8 @@ def with_truth(data: pd.DataFrame, truth: pd.DataFrame | None) -> pd.DataFrame:
     columns = [c for c in TRUTH_COLUMNS if c in rows]
     found = rows[columns].reindex(data["request_id"].astype(str).to_numpy())
     joined = data.assign(**{c: found[c].to_numpy() for c in columns})
+    if "attempt" in rows:
+        joined["engine_attempt"] = rows["attempt"].reindex(data["request_id"].astype(str)).to_numpy()
     known = found.notna().any(axis=1).to_numpy(dtype=bool)
     tier = np.where(known, "none", "").astype(object)
     for name in TIERS:

@@ -19,6 +19,8 @@ from results.view import View
 
 MAX_POINTS = 2500
 COLOURS = 6
+_SHORTEST_S = 1e-3
+"""An axis has a length, whatever little the run did."""
 
 
 class Palette:
@@ -38,7 +40,8 @@ def _span(view: View) -> tuple[float, float]:
     a, b = view.judging.window
     last = np.nanmax(np.append(view.data["terminal"].to_numpy(dtype=np.float64), float(b)))
     first = np.nanmin(np.append(view.data["due"].to_numpy(dtype=np.float64), float(a)))
-    return min(float(first), a) / SECOND, min(float(last), b + (b - a) * 0.5) / SECOND
+    low, high = min(float(first), a) / SECOND, min(float(last), b + (b - a) * 0.5) / SECOND
+    return low, max(high, low + _SHORTEST_S)
 
 
 def _time_axis(chart: Chart, view: View, label_y: float | None = None) -> Scale:

@@ -152,11 +152,19 @@ def test_a_request_that_waited_may_have_read_what_came_meanwhile(record: Make, r
     run = run_of(records, cache="cold")
     assert judge(run)["cache"]["contract"]["state"] == "unverified"
     run.truth = pd.DataFrame(
-        [{"id": f"r{i}", "worker": 0, "incarnation": "w0-1", "first_scheduled": 10 + i} for i in range(4)]
+        {
+            "id": [f"r{i}" for i in range(4)],
+            "worker": 0,
+            "incarnation": "w0-1",
+            "received": [5.0, 6.0, 7.0, 8.0],
+            "first_scheduled": [10.0, 11.0, 12.0, 13.0],
+        }
     )
     assert judge(run)["cache"]["contract"]["state"] == "held"
     run.records.loc[0, "cache_read"] = 16
     assert judge(run)["cache"]["contract"]["state"] == "violated"
+    run.truth.loc[3, "first_scheduled"] = np.nan  # it died with a worker: who knows what it left there
+    assert judge(run)["cache"]["contract"]["state"] == "unverified"
 
 
 def test_vacuous_slo_decides_nothing(record: Make, run_of: MakeRun) -> None:
