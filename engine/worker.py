@@ -9,22 +9,24 @@ that ends then gives its blocks back behind a fence that the commit lifts (ENGIN
 
 from __future__ import annotations
 
-import heapq
 import logging
-from collections import OrderedDict
+from dataclasses import dataclass
 
 from engine import messages as m
 from engine.config import EngineConfig
 from engine.kv.blocks import BlockPool
-from engine.kv.prefix_cache import PrefixCache, Published
+from engine.kv.prefix_cache import PrefixCache
 from engine.request import Finish, Request, Tokens, WorkerTruth
 from engine.runner.base import Row, StepPlan, StepResult
 from engine.sched.accounts import Accounts
 from engine.sched.admission import unservable
 from engine.sched.audit import audit
 from engine.sched.controls import apply_changes
+from engine.sched.gauges import Gauges
 from engine.sched.holds import Holds
+from engine.sched.memory import Memory
 from engine.sched.rates import BusyWindow
+from engine.sched.roster import Roster
 from engine.sched.scheduler import Scheduler
 from engine.sched.sequence import Sequence, State
 from engine.telemetry import Meter
@@ -33,10 +35,18 @@ log = logging.getLogger(__name__)
 
 FAILURES_IN_A_ROW = 3
 """So many failed steps in a row, and the worker gives up (ENGINE E16)."""
-EARLY_CANCELS = 1024
-"""Cancels of ids not seen yet that are remembered."""
+NO_NUMBER = "the model's output for this request is no number"
 BACKLOG_S = 0.5
 """Seconds of prefill that a worker's backlog should hold at most; it refuses beyond twice that (F29)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A step being executed: its plan, whose its rows are, and when it began (ns)."""
+
+    plan: StepPlan
+    sequences: tuple[Sequence, ...]
+    started: int
 
 
 class Worker:
@@ -74,29 +84,23 @@ class Worker:
             self.pool, self.block_size, self.meter, verify_tokens=verify_tokens, digest_bits=digest_bits
         )
         self.holds = Holds()
-        self.scheduler = Scheduler(config, self.pool, self.cache, self.holds, self.meter)
         self.accounts = Accounts(self.meter, self.cache)
+        self.memory = Memory(config, self.pool, self.cache, self.meter)
+        self.scheduler = Scheduler(config, self.memory, self.holds, self.accounts)
+        self._outbox: list[m.FromWorker] = []
+        self.roster = Roster(self.scheduler, self.holds, self.accounts, self._outbox)
         self.draining = False
-        self._eos_ids = eos_ids
-        self._vocabulary = vocabulary
         context = min(max_positions, blocks * self.block_size)
         self.max_model_len = context if config.max_model_len is None else min(context, config.max_model_len)
-        self._active: dict[int, Sequence] = {}
-        self._early_cancels: OrderedDict[int, Finish] = OrderedDict()
-        self._deadlines: list[tuple[int, int]] = []
-        self._flight: tuple[StepPlan, tuple[Sequence, ...], int] | None = None
-        self._leaving: list[tuple[m.Done, int]] = []
-        """Flagged while a step was in flight: told when it lands, with the steps landed at the flag."""
-        self._landed = 0
-        self._outbox: list[m.FromWorker] = []
+        self._eos_ids = eos_ids
+        self._vocabulary = vocabulary
+        self._gauges = Gauges(self.meter)
         self._busy = BusyWindow(config.cost)
+        self._flight: _Flight | None = None
         self._step = 0
         self._failures = 0
-        self._sequence = 0
+        self._event_batches = 0
         self._ack = 0
-        self._taken = 0
-        self._ended = 0
-        self._handed_back = 0
 
     @property
     def config(self) -> EngineConfig:
@@ -106,14 +110,208 @@ class Worker:
     @property
     def idle(self) -> bool:
         """Nobody waits or runs here and no step is in flight."""
-        return not self._active and self._flight is None
+        return not self.roster.active and self._flight is None
 
     @property
     def next_wakeup(self) -> int | None:
         """When ``plan`` must be called even if no message comes: a life, a hold or a deadline ends."""
-        deadline = self._deadlines[0][0] if self._deadlines else None
-        times = (self.pool.next_expiry(), self.holds.next_lapse, deadline)
+        times = (self.pool.next_expiry(), self.holds.next_lapse, self.roster.next_deadline)
         return min((time for time in times if time is not None), default=None)
+
+    def tokens_of(self, id: int) -> Tokens[int] | None:
+        """Prompt and output so far of a request that is here."""
+        sequence = self.roster.active.get(id)
+        return sequence.tokens if sequence else None
+
+    # -- one step -------------------------------------------------------------------------------
+
+    def plan(self, now: int) -> StepPlan | None:
+        """The next step, or None if nobody can run now. Call it after messages, after each commit and
+        at ``next_wakeup``."""
+        assert self._flight is None, "a step is in flight"
+        self.holds.lapse(now)
+        self.cache.expire(now)
+        self.roster.expire(now)
+        chunks = self._schedule(now)
+        self._report()
+        if not chunks:
+            self._busy.end(now)
+            return None
+        self._busy.begin(now)
+        plan = StepPlan(self._step, tuple(sequence.row(tokens) for sequence, tokens in chunks.items()))
+        self._flight = _Flight(plan, tuple(chunks), now)
+        self.roster.departed(self._step)
+        self._step += 1
+        for sequence in chunks:
+            self.accounts.scheduled(sequence, now)
+        return plan
+
+    def _schedule(self, now: int) -> dict[Sequence, int]:
+        """Tokens per sequence. Who is alone and out of blocks ends here (ENGINE E26)."""
+        chunks: dict[Sequence, int] = {}
+        for _ in range(3):  # ending or preempting somebody may empty a plan that was full before
+            chunks = self.scheduler.plan(now, self._step)
+            while self.scheduler.exhausted:
+                self.roster.finish(self.scheduler.exhausted.pop(), Finish.LENGTH, now)
+            if chunks or not self.scheduler.stirred:
+                break
+        return chunks
+
+    def commit(self, plan: StepPlan, result: StepResult, now: int) -> None:
+        """Apply a finished step: count, publish, append tokens, end who is done (ENGINE E20, E16)."""
+        sequences = self._land(plan, now)
+        self._failures = 0
+        live: list[tuple[Sequence, Row, int | None]] = []
+        for index, (sequence, row, token) in enumerate(zip(sequences, plan.rows, result.tokens, strict=True)):
+            if sequence.state is not State.RUNNING:
+                self.accounts.late(token)
+            elif index in result.failed:
+                self.roster.finish(sequence, Finish.ERROR, now, NO_NUMBER)
+            else:
+                self.accounts.computed(sequence, row, plan)
+                self.memory.publish(sequence)
+                live.append((sequence, row, token))
+        self._flush_events()
+        for sequence, row, token in live:
+            self._deliver(sequence, row, token, now)
+        self._report()
+
+    def step_failed(self, plan: StepPlan, error: BaseException | str, now: int) -> None:
+        """The runner raised: publish nothing, end the step's requests with ``error`` (ENGINE E16)."""
+        sequences = self._land(plan, now)
+        self._failures += 1
+        self.meter.inc("headrace_engine_step_failures_total")
+        for sequence in sequences:
+            if sequence.state is State.RUNNING:
+                self.roster.finish(sequence, Finish.ERROR, now, f"step_failed: {error}")
+        if self._failures >= FAILURES_IN_A_ROW:
+            self._outbox.append(m.Failed(f"{self._failures} steps in a row failed, the last with: {error}"))
+        self._report()
+
+    def _land(self, plan: StepPlan, now: int) -> tuple[Sequence, ...]:
+        """The step in flight is over: its writes are done, so its fences open."""
+        flight = self._flight
+        assert flight is not None, "no step is in flight"
+        assert flight.plan is plan, "not the step in flight"
+        self._flight = None
+        self.pool.applied(plan.step, now)
+        self.accounts.stepped(plan, flight.started, now)
+        self.roster.landed(flight.sequences, now)
+        prefill = sum(len(row.tokens) for row in plan.rows if not row.is_decode)
+        self._busy.computed(now, prefill, plan.tokens - prefill)
+        return flight.sequences
+
+    def _deliver(self, sequence: Sequence, row: Row, token: int | None, now: int) -> None:
+        """Tell how far it came; append what it drew, and end it if that was its last token."""
+        request = sequence.request
+        if not row.is_decode:
+            sequence.chunks += 1
+            computed = min(sequence.computed, sequence.prompt)
+            self._outbox.append(m.Progress(request.id, request.attempt, computed))
+        if token is not None:
+            sequence.tokens.append(token)
+            self.accounts.generated(sequence, now)
+            self._outbox.append(m.TokensOut(request.id, request.attempt, (token,)))
+            if token in self._eos_ids and not request.sampling.ignore_eos:
+                self.roster.finish(sequence, Finish.STOP, now)
+            elif sequence.generated >= request.out_max:
+                self.roster.finish(sequence, Finish.LENGTH, now)
+        if not row.is_decode and self.holds.waiting and sequence.state is State.RUNNING:
+            self.holds.reached(sequence, f"prefill:{sequence.chunks}", now)
+
+    # -- messages in --------------------------------------------------------------------------
+
+    def receive(self, message: m.ToWorker, now: int) -> None:
+        """Take a message at any time, also while a step is in flight."""
+        match message:
+            case m.Submit(request):
+                self._submit(request, now)
+            case m.Cancel(id, reason):
+                self.roster.cancel(id, reason, now)
+            case m.Recall(id):
+                self.roster.hand_back(id, "recalled", now)
+            case m.Hold():
+                self._hold(message)
+            case m.Release(hold_id):
+                self.holds.release(hold_id)
+            case m.Configure(changes):
+                self._configure(changes)
+            case m.Ballast(blocks):
+                self.memory.set_ballast(blocks, now)
+            case m.Clear():
+                self._clear()
+            case m.Drain():
+                self.draining = True
+                for id in list(self.scheduler.waiting):
+                    self.roster.hand_back(id, "draining", now)
+            case m.AskAudit(ask_id):
+                self._outbox.append(m.AuditReport(ask_id, self.audit()))
+        self._flush_events()
+
+    def _submit(self, request: Request, now: int) -> None:
+        self._ack += 1
+        if self.draining or request.id in self.roster.active:
+            self.roster.refuse(request, "draining" if self.draining else "duplicate")
+            return
+        truth = WorkerTruth(self.index, self.incarnation, self.epoch, prompt=len(request.tokens))
+        sequence = Sequence(request, self.block_size, now, truth)
+        problem = unservable(request, self.max_model_len, self.pool.size, self.block_size, self._vocabulary)
+        ends_at_once = problem is not None or self.roster.cancelled_early(request.id)
+        if not ends_at_once and self._backlog_full(sequence):
+            self.roster.refuse(request, "backlog")
+            return
+        self.roster.take(sequence, problem, now)
+
+    def _backlog_full(self, sequence: Sequence) -> bool:
+        """Beyond twice max(1 request, half a second of prefill), the request included (F29)."""
+        if len(self.scheduler.waiting) < 2:
+            return False
+        cost, chunk = self.config.cost, self.config.scheduler.prefill_chunk
+        rate = self._busy.rates()[0] or chunk / (cost.a + cost.b * chunk)
+        return self.scheduler.backlog_tokens + self.memory.uncached(sequence) > 2 * BACKLOG_S * rate
+
+    def _hold(self, hold: m.Hold) -> None:
+        try:
+            self.holds.add(hold)
+        except ValueError as error:  # the gateway checks phases; a wrong one must not end the process
+            log.error("worker %d: %s", self.index, error)
+
+    def _configure(self, changes: dict[str, object]) -> None:
+        try:
+            config = apply_changes(self.config, changes)
+        except ValueError as error:  # the gateway checks changes; wrong ones must not end the process
+            log.error("worker %d keeps its configuration: %s", self.index, error)
+            return
+        switched_off = self.config.cache.enabled and not config.cache.enabled
+        self.scheduler.configure(config)
+        if switched_off:
+            self._clear()
+
+    def _clear(self) -> None:
+        """Drop all digests and begin a new epoch; running requests compute on, but publish no more."""
+        self._flush_events()
+        self.memory.clear(self.scheduler.running.values())
+        self.epoch += 1
+        self._event_batches = 0
+        self._flush_events()
+
+    # -- messages out -------------------------------------------------------------------------
+
+    def take_outbox(self) -> list[m.FromWorker]:
+        """Messages to the gateway since the last call, in order."""
+        self._flush_events()
+        outbox = self._outbox.copy()
+        self._outbox.clear()  # the roster writes into this very list
+        return outbox
+
+    def _report(self) -> None:
+        self._outbox += self.holds.take_reports()
+        self._flush_events()
+
+    def _flush_events(self) -> None:
+        if events := self.cache.events.take():
+            self._event_batches += 1
+            self._outbox.append(m.KvEvents(self.epoch, self._event_batches, events))
 
     def hello(self) -> m.Hello:
         return m.Hello(
@@ -122,8 +320,8 @@ class Worker:
 
     def heartbeat(self, now: int) -> m.Heartbeat:
         """State, load and a snapshot of the meter, true at ``now``."""
-        started = self._flight[2] if self._flight else None
-        self.accounts.gauges(self.scheduler, self.epoch, not self.draining, started, now)
+        started = self._flight.started if self._flight else None
+        self._gauges.set(self.scheduler, self.epoch, not self.draining, started, now)
         return m.Heartbeat(
             self.incarnation,
             self.epoch,
@@ -142,297 +340,15 @@ class Worker:
             waiting=len(self.scheduler.waiting),
             prefill_tokens=self.scheduler.backlog_tokens
             + sum(max(0, s.prompt - s.computed) for s in running),
-            decode_blocks=self.pool.referenced - len(self.scheduler.ballast),
+            decode_blocks=self.pool.referenced - len(self.memory.ballast),
             free_blocks=self.pool.free,
             ack=self._ack,
         )
 
-    def tokens_of(self, id: int) -> Tokens[int] | None:
-        """Prompt and output so far of a request that is here."""
-        sequence = self._active.get(id)
-        return sequence.tokens if sequence else None
-
-    def take_outbox(self) -> list[m.FromWorker]:
-        """Messages to the gateway since the last call, in order."""
-        self._flush_events()
-        outbox, self._outbox = self._outbox, []
-        return outbox
-
     def audit(self) -> dict[str, object]:
         """Invariants K1 to K9 with evidence; violations are counted, never fatal (ENGINE 15)."""
-        report = audit(self.scheduler, self._taken, self._ended, self._handed_back)
+        report = audit(self.scheduler, self.roster.taken, self.roster.ended, self.roster.handed_back)
         for violation in report["violations"]:
             log.error("invariant broken on worker %d: %s", self.index, violation)
             self.meter.inc("headrace_engine_invariant_violations_total", rule=violation.split(":")[0])
         return report
-
-    # -- messages -----------------------------------------------------------------------------
-
-    def receive(self, message: m.ToWorker, now: int) -> None:
-        """Take a message at any time, also while a step is in flight."""
-        match message:
-            case m.Submit(request):
-                self._submit(request, now)
-            case m.Cancel(id, reason):
-                self._cancel(id, reason, now)
-            case m.Recall(id):
-                self._hand_back(self._active.get(id), "recalled", now)
-            case m.Hold():
-                self._hold(message)
-            case m.Release(hold_id):
-                self.holds.release(hold_id)
-            case m.Configure(changes):
-                self._configure(changes)
-            case m.Ballast(blocks):
-                self.scheduler.set_ballast(blocks, now)
-            case m.Clear():
-                self._clear()
-            case m.Drain():
-                self.draining = True
-                for sequence in list(self.scheduler.waiting.values()):
-                    self._hand_back(sequence, "draining", now)
-            case m.AskAudit(ask_id):
-                self._outbox.append(m.AuditReport(ask_id, self.audit()))
-        self._flush_events()
-
-    def _submit(self, request: Request, now: int) -> None:
-        self._ack += 1
-        if self.draining or request.id in self._active:
-            self._refuse(request, "draining" if self.draining else "duplicate")
-            return
-        truth = WorkerTruth(self.index, self.incarnation, self.epoch, prompt=len(request.tokens))
-        sequence = Sequence(request, self.block_size, now, truth)
-        problem = unservable(request, self.max_model_len, self.pool.size, self.block_size, self._vocabulary)
-        early = self._early_cancels.pop(request.id, None)
-        if problem is None and early is None and self._backlog_full(sequence):
-            self._refuse(request, "backlog")
-            return
-        self._taken += 1
-        self._active[request.id] = sequence
-        self.scheduler.add(sequence)
-        self.accounts.taken(sequence)
-        if early is not None:
-            self._finish(sequence, early, now)
-        elif problem is not None:
-            self._finish(sequence, Finish.ERROR, now, problem)
-        elif request.deadline is not None:
-            heapq.heappush(self._deadlines, (request.deadline, request.id))
-
-    def _backlog_full(self, sequence: Sequence) -> bool:
-        """Beyond twice max(1 request, half a second of prefill), the request included (F29)."""
-        if len(self.scheduler.waiting) < 2:
-            return False
-        cost, chunk = self.config.cost, self.config.scheduler.prefill_chunk
-        rate = self._busy.rates()[0] or chunk / (cost.a + cost.b * chunk)
-        return self.scheduler.backlog_tokens + self.scheduler.uncached(sequence) > 2 * BACKLOG_S * rate
-
-    def _refuse(self, request: Request, reason: str) -> None:
-        self._outbox.append(m.Refused(request.id, request.attempt, reason))
-        self.accounts.refused(request, reason)
-
-    def _cancel(self, id: int, reason: Finish, now: int) -> None:
-        sequence = self._active.get(id)
-        if sequence is not None:
-            self._finish(sequence, reason, now)
-            return
-        self._early_cancels[id] = reason  # it may overtake its Submit
-        if len(self._early_cancels) > EARLY_CANCELS:
-            self._early_cancels.popitem(last=False)
-
-    def _hand_back(self, sequence: Sequence | None, reason: str, now: int) -> None:
-        """Return a request that has not started; one that has goes on to its Done."""
-        if sequence is None or sequence.started:
-            return
-        self.scheduler.remove(sequence, now)
-        del self._active[sequence.id]
-        self._handed_back += 1
-        self._refuse(sequence.request, reason)
-
-    def _hold(self, hold: m.Hold) -> None:
-        try:
-            self.holds.add(hold)
-        except ValueError as error:  # the gateway checks phases; a wrong one must not end the process
-            log.error("worker %d: %s", self.index, error)
-
-    def _configure(self, changes: dict[str, object]) -> None:
-        try:
-            config = apply_changes(self.config, changes)
-        except ValueError as error:  # the gateway checks changes; wrong ones must not end the process
-            log.error("worker %d keeps its configuration: %s", self.index, error)
-            return
-        switched_off = self.config.cache.enabled and not config.cache.enabled
-        self.scheduler.config = config
-        self.pool.eviction = config.cache.eviction
-        if switched_off:
-            self._clear()
-
-    def _clear(self) -> None:
-        """Drop all digests and begin a new epoch; running requests compute on, but publish no more."""
-        self._flush_events()
-        self.cache.clear()
-        self.epoch += 1
-        self._sequence = 0
-        for sequence in self.scheduler.running.values():
-            sequence.publishing = False
-            sequence.expects = (0, 0)
-        self._flush_events()
-
-    # -- steps --------------------------------------------------------------------------------
-
-    def plan(self, now: int) -> StepPlan | None:
-        """The next step, or None if nobody can run now. Call it after messages, after each commit and
-        at ``next_wakeup``."""
-        assert self._flight is None, "a step is in flight"
-        self.holds.lapse(now)
-        self.cache.expire(now)
-        self._expire_requests(now)
-        chunks: dict[Sequence, int] = {}
-        for _ in range(3):  # ending or preempting somebody may empty a plan that was full before
-            chunks = self.scheduler.plan(now, self._step)
-            while self.scheduler.exhausted:
-                self._finish(self.scheduler.exhausted.pop(), Finish.LENGTH, now)
-            if chunks or not self.scheduler.stirred:
-                break
-        self._report()
-        if not chunks:
-            self._busy.end(now)
-            return None
-        self._busy.begin(now)
-        plan = StepPlan(self._step, tuple(sequence.row(tokens) for sequence, tokens in chunks.items()))
-        self._flight = plan, tuple(chunks), now
-        self._step += 1
-        for sequence in chunks:
-            self.accounts.scheduled(sequence, now)
-        return plan
-
-    def commit(self, plan: StepPlan, result: StepResult, now: int) -> None:
-        """Apply a finished step: count, publish, append tokens, end who is done (ENGINE E20, E16)."""
-        sequences = self._land(plan, now)
-        self._failures = 0
-        live: list[tuple[Sequence, Row, int | None]] = []
-        for index, (sequence, row, token) in enumerate(zip(sequences, plan.rows, result.tokens, strict=True)):
-            if sequence.state is not State.RUNNING:
-                self.accounts.late(token)
-            elif index in result.failed:
-                self._finish(sequence, Finish.ERROR, now, "the model's output for this request is no number")
-            else:
-                self.accounts.computed(sequence, row, plan)
-                self._publish(sequence)
-                live.append((sequence, row, token))
-        self._flush_events()
-        for sequence, row, token in live:
-            self._deliver(sequence, row, token, now)
-        self._report()
-
-    def step_failed(self, plan: StepPlan, error: BaseException | str, now: int) -> None:
-        """The runner raised: publish nothing, end the step's requests with ``error`` (ENGINE E16)."""
-        sequences = self._land(plan, now)
-        self._failures += 1
-        self.meter.inc("headrace_engine_step_failures_total")
-        for sequence in sequences:
-            if sequence.state is State.RUNNING:
-                self._finish(sequence, Finish.ERROR, now, f"step_failed: {error}")
-        if self._failures >= FAILURES_IN_A_ROW:
-            self._outbox.append(m.Failed(f"{self._failures} steps in a row failed, the last with: {error}"))
-        self._report()
-
-    def _land(self, plan: StepPlan, now: int) -> tuple[Sequence, ...]:
-        """The step in flight is over: its writes are done, so its fences open."""
-        assert self._flight is not None, "no step is in flight"
-        flying, sequences, started = self._flight
-        assert flying is plan, "not the step in flight"
-        self._flight = None
-        self.pool.applied(plan.step, now)
-        self.accounts.stepped(plan, started, now)
-        self._landed += 1
-        for sequence in sequences:
-            sequence.truth.steps_after_cancel += sequence.truth.cancel_flagged is not None
-        for done, landed in self._leaving:
-            self._reclaimed(done, self._landed - landed, now)
-        self._leaving.clear()
-        prefill = sum(len(row.tokens) for row in plan.rows if not row.is_decode)
-        self._busy.computed(now, prefill, plan.tokens - prefill)
-        return sequences
-
-    def _publish(self, sequence: Sequence) -> None:
-        """Offer the blocks that became full to the cache (ENGINE E16)."""
-        if not sequence.publishing:
-            return
-        full = sequence.computed // self.block_size
-        for index in range(sequence.published, full):
-            published = self.cache.publish(
-                sequence.table[index],
-                sequence.digest(index),
-                sequence.parent(index),
-                sequence.block(index),
-                sequence.request.root,
-                sequence.fingerprint(index),
-            )
-            if published is Published.COLLISION:  # what follows could never be reached by a lookup
-                sequence.publishing = False
-                break
-        sequence.published = max(full, sequence.published)
-        begin, end = sequence.expects
-        done = min(sequence.published, end)
-        if done > begin:
-            self.cache.computed(sequence.digests[begin:done])
-            sequence.expects = (done, end)
-
-    def _deliver(self, sequence: Sequence, row: Row, token: int | None, now: int) -> None:
-        request = sequence.request
-        if not row.is_decode:
-            sequence.chunks += 1
-            computed = min(sequence.computed, sequence.prompt)
-            self._outbox.append(m.Progress(request.id, request.attempt, computed))
-        if token is not None:
-            sequence.tokens.append(token)
-            self.accounts.generated(sequence, now)
-            self._outbox.append(m.TokensOut(request.id, request.attempt, (token,)))
-            if token in self._eos_ids and not request.sampling.ignore_eos:
-                self._finish(sequence, Finish.STOP, now)
-            elif sequence.generated >= request.out_max:
-                self._finish(sequence, Finish.LENGTH, now)
-        if not row.is_decode and self.holds.waiting and sequence.state is State.RUNNING:
-            self.holds.reached(sequence, f"prefill:{sequence.chunks}", now)
-
-    def _finish(self, sequence: Sequence, reason: Finish, now: int, error: str | None = None) -> None:
-        """The one way out: exactly one Done per taken request (ENGINE E33). That of a cancelled or expired
-        one comes when its blocks are free again, at the latest when the step in flight lands."""
-        fence = self._flight[0].step if self._flight else None
-        flying = self._flight is not None and bool(sequence.table)
-        self.holds.forget(sequence)
-        self.accounts.ended(sequence, reason, now)
-        self.scheduler.remove(sequence, now, fence)
-        del self._active[sequence.id]
-        self._ended += 1
-        request = sequence.request
-        done = m.Done(request.id, request.attempt, reason, sequence.truth, error)
-        if reason not in (Finish.CANCELLED, Finish.EXPIRED):
-            self._outbox.append(done)
-            return
-        sequence.truth.cancel_flagged = now
-        if flying:
-            self._leaving.append((done, self._landed))
-        else:
-            self._reclaimed(done, 0, now)
-
-    def _reclaimed(self, done: m.Done, steps: int, now: int) -> None:
-        """A flagged request holds nothing any more."""
-        self.accounts.freed(done.truth, steps, now)
-        self._outbox.append(done)
-
-    def _expire_requests(self, now: int) -> None:
-        while self._deadlines and self._deadlines[0][0] <= now:
-            deadline, id = heapq.heappop(self._deadlines)
-            sequence = self._active.get(id)
-            if sequence is not None and sequence.request.deadline == deadline:
-                self._finish(sequence, Finish.EXPIRED, now)
-
-    def _report(self) -> None:
-        self._outbox += self.holds.take_reports()
-        self._flush_events()
-
-    def _flush_events(self) -> None:
-        if events := self.cache.events.take():
-            self._sequence += 1
-            self._outbox.append(m.KvEvents(self.epoch, self._sequence, events))

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from engine.api import openai
@@ -125,38 +125,14 @@ class Service:
         if call.model != self._config.model:
             message = f"this engine serves {self._config.model!r}, not {call.model!r}"
             raise ApiError(404, "model_not_found", message, param="model")
-        deadline = _deadline(request.headers)
-        class_ = request.headers.get("x-headrace-class", DEFAULT_CLASS)
-        try:
-            self._front.admits(class_)
-        except Rejected as rejected:
-            raise of_rejected(rejected) from rejected
+        ask = self._ask(request, call, received)
         generation = Generation(
-            self._front,
-            self._tokenizer,
-            self._stamps,
-            call,
-            sink,
-            _echo(request),
-            self._generations.discard,
+            self._front, self._tokenizer, self._stamps, call, sink, _echo(request), self._generations.discard
         )
         self._generations.add(generation)
 
         def submit(tokens: Tokens[int]) -> None:
-            generation.submit(
-                Ask(
-                    tokens,
-                    call.max_tokens,
-                    self._sampling(call),
-                    class_,
-                    _tenant(request.headers),
-                    request.headers.get("x-headrace-session"),
-                    request.headers.get("x-request-id", ""),
-                    call.cache_salt,
-                    deadline,
-                    received,
-                )
-            )
+            generation.submit(replace(ask, tokens=tokens, sampling=self._sampling(call)))
 
         if self._executor is not None and len(request.body) >= OFF_LOOP_BYTES:
             self._spawn(self._tokenise_aside(self._executor, call.prompt, submit, generation))
@@ -168,6 +144,27 @@ class Service:
             else:
                 submit(tokens)
         return generation.abort
+
+    def _ask(self, request: ApiRequest, call: openai.Call, received: int) -> Ask:
+        """The generation asked for, still without tokens and sampling. Raises ApiError for whatever can be
+        refused before the prompt is tokenised."""
+        deadline = _deadline(request.headers)
+        class_ = request.headers.get("x-headrace-class", DEFAULT_CLASS)
+        try:
+            self._front.admits(class_)
+        except Rejected as rejected:
+            raise of_rejected(rejected) from rejected
+        return Ask(
+            Tokens("I"),
+            call.max_tokens,
+            class_=class_,
+            tenant=_tenant(request.headers),
+            session=request.headers.get("x-headrace-session"),
+            client_id=request.headers.get("x-request-id", ""),
+            cache_salt=call.cache_salt,
+            deadline_s=deadline,
+            received=received,
+        )
 
     async def _tokenise_aside(
         self,

@@ -14,6 +14,15 @@ from engine.fleet.run import Run
 from engine.request import Finish, Miss, Phase, TruthRow, WorkerTruth
 
 MAX_ROWS = 200_000
+WORKERS_OWN = (
+    *("first_scheduled", "prefill_done"),
+    *("cancel_flagged", "reclaimed", "steps_after_cancel", "steps_to_reclaim"),
+    *("computed", "hit_device", "generated", "recomputed", "preemptions"),
+    *("blocks_peak", "steps_prefill", "steps_decode", "rows_mean", "step_tokens_mean"),
+)
+"""Fields of WorkerTruth that go into the row under their own names."""
+TIERS_AHEAD = ("hit_host", "hit_disk", "hit_remote", "being_restored")
+"""Tiers that no worker has yet: 0 wherever a worker counted."""
 
 
 def truth_row(
@@ -29,8 +38,6 @@ def truth_row(
     """The row of an ended request. Without a worker's truth (never dispatched, or lost with its worker)
     what only a worker counts is None. ``flagged`` is when it was cancelled or expired while it waited
     at the gateway."""
-    worked = truth is not None
-    done = truth or WorkerTruth()
     return {
         "id": run.ask.client_id,
         "gateway_id": run.id,
@@ -45,38 +52,38 @@ def truth_row(
         "tokenised": run.queued,
         "queued": run.queued,
         "dispatched": run.dispatched,
-        "first_scheduled": done.first_scheduled,
-        "prefill_done": done.prefill_done,
         "first_write": run.first_write,
         "last_write": run.last_write,
-        "finished": done.finished if done.finished is not None else now,
+        "finished": now if truth is None or truth.finished is None else truth.finished,
         "finish_reason": finish.value,
-        "cancel_phase": _cancel_phase(run, finish, done),
-        "cancel_flagged": done.cancel_flagged if worked else flagged,
-        "reclaimed": done.reclaimed if worked else flagged,
-        "steps_after_cancel": done.steps_after_cancel if worked else None if flagged is None else 0,
-        "steps_to_reclaim": done.steps_to_reclaim if worked else None if flagged is None else 0,
+        "cancel_phase": _cancel_phase(run, finish, truth or WorkerTruth()),
         "prompt": len(run.request.tokens),
-        "computed": done.computed if worked else None,
-        "hit_device": done.hit_device if worked else None,
-        "hit_host": 0 if worked else None,
-        "hit_disk": 0 if worked else None,
-        "hit_remote": 0 if worked else None,
-        "generated": done.generated if worked else run.generated,
-        "recomputed": done.recomputed if worked else None,
-        "being_restored": 0 if worked else None,
         "misses": [
             {"reason": m.reason.value, "first_block": m.first_block, "blocks": m.blocks, "tokens": m.tokens}
             for m in misses
         ],
-        "incomplete": not (worked and done.misses_complete),
-        "blocks_peak": done.blocks_peak if worked else None,
-        "steps_prefill": done.steps_prefill if worked else None,
-        "steps_decode": done.steps_decode if worked else None,
-        "rows_mean": done.rows_mean if worked else None,
-        "step_tokens_mean": done.step_tokens_mean if worked else None,
-        "preemptions": done.preemptions if worked else None,
         "route": _route(run, policy),
+        **(_unworked(run, flagged) if truth is None else _worked(truth)),
+    }
+
+
+def _worked(truth: WorkerTruth) -> TruthRow:
+    """What the worker knows of it."""
+    counted = {name: getattr(truth, name) for name in WORKERS_OWN}
+    return counted | dict.fromkeys(TIERS_AHEAD, 0) | {"incomplete": not truth.misses_complete}
+
+
+def _unworked(run: Run, flagged: int | None) -> TruthRow:
+    """No worker tells: what the gateway has seen, and None for the rest."""
+    unknown = dict.fromkeys((*WORKERS_OWN, *TIERS_AHEAD))
+    steps = None if flagged is None else 0
+    return unknown | {
+        "generated": run.generated,
+        "cancel_flagged": flagged,
+        "reclaimed": flagged,
+        "steps_after_cancel": steps,
+        "steps_to_reclaim": steps,
+        "incomplete": True,
     }
 
 

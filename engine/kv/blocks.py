@@ -63,12 +63,16 @@ def namespace_root(
     )
     hashed = blake2b(digest_size=16)
     for name, value in fields:
-        # surrogatepass: clients' strings may hold lone surrogates, which must neither fail nor merge.
-        raw = b"" if value is None else value.encode("utf-8", "surrogatepass")
-        present = b"\0" if value is None else b"\1"
-        hashed.update(len(name).to_bytes(2, "little") + name.encode() + present)
-        hashed.update(len(raw).to_bytes(8, "little") + raw)
+        hashed.update(_framed(name, value))
     return hashed.digest()
+
+
+def _framed(name: str, value: str | None) -> bytes:
+    # surrogatepass: clients' strings may hold lone surrogates, which must neither fail nor merge.
+    raw = b"" if value is None else value.encode("utf-8", "surrogatepass")
+    present = b"\0" if value is None else b"\1"
+    header = len(name).to_bytes(2, "little") + name.encode() + present
+    return header + len(raw).to_bytes(8, "little") + raw
 
 
 def token_bytes(tokens: Tokens[int]) -> bytes:

@@ -133,15 +133,7 @@ def tokenizer_json(fields: dict[str, Any]) -> dict[str, Any]:
         "truncation": None,
         "padding": None,
         "added_tokens": [
-            {
-                "id": token,
-                "content": text,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                "special": True,
-            }
+            _special(token, text)
             for token, (text, kind) in enumerate(zip(tokens, types, strict=True))
             if kind == _CONTROL
         ],
@@ -165,6 +157,11 @@ def tokenizer_json(fields: dict[str, Any]) -> dict[str, Any]:
             "merges": [merge.split(" ") for merge in fields["tokenizer.ggml.merges"]],
         },
     }
+
+
+def _special(token: int, text: str) -> dict[str, Any]:
+    strict = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {"id": token, "content": text, **strict, "special": True}
 
 
 def _tokenizer_config(fields: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
-from engine.kv.prefix_cache import PrefixCache
-from engine.request import Finish, Request, WorkerTruth
+from engine.kv.prefix_cache import Match, PrefixCache
+from engine.request import Finish, MissReason, Request, WorkerTruth
 from engine.runner.base import Row, StepPlan
-from engine.sched.scheduler import Scheduler
 from engine.sched.sequence import Sequence
 from engine.telemetry import Meter
 
@@ -20,7 +17,6 @@ class Accounts:
     def __init__(self, meter: Meter, cache: PrefixCache) -> None:
         self.meter = meter
         self.cache = cache
-        self._waiting_classes: set[str] = set()
 
     def taken(self, sequence: Sequence) -> None:
         self.meter.inc("headrace_engine_requests_total", class_=sequence.request.class_)
@@ -28,6 +24,25 @@ class Accounts:
     def refused(self, request: Request, reason: str) -> None:
         if reason in ("backlog", "draining"):
             self.meter.inc("headrace_engine_rejections_total", reason=reason, class_=request.class_)
+
+    def admitted(self, sequence: Sequence, match: Match, asked: bool) -> None:
+        """The first admission: what was hit, and a reason for each prompt token that was not (E18).
+
+        ``asked`` is False while the prefix cache is off: then nobody looked, and no query is counted.
+        """
+        truth, request, inc = sequence.truth, sequence.request, self.meter.inc
+        sequence.first_hit = len(match.blocks)
+        truth.hit_device = len(match.blocks) * sequence.block_size
+        truth.misses = self.cache.explain(request.root, sequence.digests, request.tokens, match)
+        never = any(miss.reason is MissReason.NEVER_COMPUTED for miss in truth.misses)
+        truth.misses_complete = self.cache.history.complete or not never
+        if asked:
+            inc("headrace_engine_prefix_query_tokens_total", sequence.prompt)
+            inc("headrace_engine_prefix_hit_tokens_total", truth.hit_device)
+        inc("headrace_engine_prompt_tokens_total", truth.hit_device, source="device")
+        inc("headrace_engine_prompt_tokens_total", sequence.prompt - truth.hit_device, source="computed")
+        for miss in truth.misses:
+            inc("headrace_engine_miss_tokens_total", miss.tokens, reason=miss.reason)
 
     def scheduled(self, sequence: Sequence, now: int) -> None:
         """A step that computes something for it begins."""
@@ -77,6 +92,11 @@ class Accounts:
             self.meter.observe("headrace_engine_itl_seconds", gap, class_=class_)
         sequence.last_token = now
 
+    def preempted(self, sequence: Sequence) -> None:
+        """It lost its blocks to somebody else and is to be computed again."""
+        sequence.truth.preemptions += 1
+        self.meter.inc("headrace_engine_preemptions_total", cause="memory")
+
     def late(self, token: int | None) -> None:
         """A step computed something for a request that had already ended."""
         if token is not None:
@@ -110,31 +130,6 @@ class Accounts:
         truth.reclaimed, truth.steps_to_reclaim = now, steps
         took = (now - truth.cancel_flagged) / _NS
         self.meter.observe("headrace_engine_cancel_to_free_seconds", took)
-
-    def gauges(
-        self, scheduler: Scheduler, epoch: int, ready: bool, step_started: int | None, now: int
-    ) -> None:
-        """Set every gauge to what is true now (ENGINE E55)."""
-        pool, meter = scheduler.pool, self.meter
-        meter.set("headrace_engine_requests_running", len(scheduler.running))
-        waiting = Counter(s.request.class_ for s in list(scheduler.waiting.values()))
-        self._waiting_classes |= waiting.keys()
-        for class_ in self._waiting_classes:
-            meter.set("headrace_engine_requests_waiting", waiting[class_], class_=class_, reason="capacity")
-        states = {
-            "used": pool.referenced,
-            "cached": pool.cached_free,
-            "empty": pool.free - pool.cached_free,
-            "fenced": pool.fenced,
-        }
-        for state, blocks in states.items():
-            meter.set("headrace_engine_kv_blocks", blocks, state=state)
-        meter.set("headrace_engine_kv_usage_ratio", pool.referenced / pool.size)
-        meter.set("headrace_engine_kv_reserved_blocks", scheduler.promised)
-        meter.set("headrace_engine_ready", int(ready))
-        meter.set("headrace_engine_cache_epoch", epoch)
-        age = 0.0 if step_started is None else (now - step_started) / _NS
-        meter.set("headrace_engine_step_age_seconds", age)
 
 
 def _since_arrival(sequence: Sequence, now: int) -> float:

@@ -17,11 +17,11 @@ def audit(scheduler: Scheduler, taken: int, ended: int, handed_back: int) -> dic
 
     ``taken``, ``ended`` and ``handed_back`` count requests over the life of the worker.
     """
-    pool = scheduler.pool
+    memory, pool = scheduler.memory, scheduler.memory.pool
     violations = [
         *_pool(pool),
         *_references(scheduler),
-        *_cache(scheduler.cache, scheduler),
+        *_cache(memory.cache, scheduler),
         *_requests(scheduler, taken, ended, handed_back),
     ]
     return {
@@ -30,14 +30,14 @@ def audit(scheduler: Scheduler, taken: int, ended: int, handed_back: int) -> dic
         "cached": pool.cached_free,
         "fenced": pool.fenced,
         "referenced": pool.referenced,
-        "ballast": len(scheduler.ballast),
-        "reserved": scheduler.promised,
+        "ballast": len(memory.ballast),
+        "reserved": memory.promised,
         "waiting": len(scheduler.waiting),
         "running": len(scheduler.running),
         "submitted": taken,
         "terminal": ended,
         "handed_back": handed_back,
-        "history_complete": scheduler.cache.history.complete,
+        "history_complete": memory.cache.history.complete,
         "violations": violations,
     }
 
@@ -70,12 +70,12 @@ def _pool(pool: BlockPool) -> list[str]:
 
 def _references(scheduler: Scheduler) -> list[str]:
     """K3 a block's references are the tables that hold it."""
-    held = Counter(scheduler.ballast)
+    held = Counter(scheduler.memory.ballast)
     for sequence in scheduler.running.values():
         held.update(sequence.table)
     return [
         f"K3: block {block} has {ref} references and is in {held[block]} tables"
-        for block, ref in enumerate(scheduler.pool.ref)
+        for block, ref in enumerate(scheduler.memory.pool.ref)
         if ref != held[block]
     ]
 
@@ -104,7 +104,7 @@ def _cache(cache: PrefixCache, scheduler: Scheduler) -> list[str]:
 def _requests(scheduler: Scheduler, taken: int, ended: int, handed_back: int) -> list[str]:
     """K6 one state each; K7 the promise is the sum over the admitted; K8 drained; K9 nobody is lost."""
     broken = []
-    waiting, running = scheduler.waiting, scheduler.running
+    waiting, running, memory = scheduler.waiting, scheduler.running, scheduler.memory
     if both := waiting.keys() & running.keys():
         broken.append(f"K6: requests {sorted(both)} wait and run")
     broken += [
@@ -119,16 +119,14 @@ def _requests(scheduler: Scheduler, taken: int, ended: int, handed_back: int) ->
     ]
     broken += [f"K6: waiting request {s.id} holds blocks" for s in waiting.values() if s.table]
     promised = sum(s.promised for s in running.values())
-    if promised != scheduler.promised:
-        broken.append(f"K7: {scheduler.promised} blocks are reserved, the admitted need {promised}")
+    if promised != memory.promised:
+        broken.append(f"K7: {memory.promised} blocks are reserved, the admitted need {promised}")
     backlog = sum(s.estimate for s in waiting.values())
     if backlog != scheduler.backlog_tokens:
         broken.append(f"K7: the backlog counts {scheduler.backlog_tokens} tokens, its requests {backlog}")
-    referenced = scheduler.pool.referenced - len(scheduler.ballast)
-    if not waiting and not running and (referenced or scheduler.promised):
-        broken.append(
-            f"K8: nobody is here, {referenced} blocks are referenced, {scheduler.promised} reserved"
-        )
+    referenced = memory.pool.referenced - len(memory.ballast)
+    if not waiting and not running and (referenced or memory.promised):
+        broken.append(f"K8: nobody is here, {referenced} blocks are referenced, {memory.promised} reserved")
     in_flight = len(waiting) + len(running)
     if taken != ended + handed_back + in_flight:
         broken.append(

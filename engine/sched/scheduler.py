@@ -1,8 +1,8 @@
-"""What the next step computes, and who holds memory for it (ENGINE 4 to 6).
+"""What the next step computes (ENGINE 4 and 6): ``plan`` is one step of E20.
 
-One step, in this order: decode rows, least recently served first; running prefills in admission order;
-then, only if nobody had to be preempted, new requests in dispatch order. Planning happens between
-steps, never while one is executing.
+Decode rows come first, least recently served first; then running prefills in admission order; then, only
+if nobody had to be preempted, new requests in dispatch order. Planning happens between steps, never while
+one is executing.
 """
 
 from __future__ import annotations
@@ -12,16 +12,10 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from engine.config import EngineConfig
-from engine.kv.blocks import BlockPool, blocks_for
-from engine.kv.prefix_cache import Match, PrefixCache
-from engine.request import MissReason
-from engine.sched.admission import ADMISSIONS, Books, Candidate, headroom, lifetime
+from engine.sched.accounts import Accounts
 from engine.sched.holds import Holds
+from engine.sched.memory import Memory
 from engine.sched.sequence import Sequence, State
-from engine.telemetry import Meter
-
-LIFETIME_AFTER = 3
-"""So many preemptions, then the request resumes only with everything it may need (ENGINE E27)."""
 
 
 @dataclass(slots=True)
@@ -46,35 +40,31 @@ class _Step:
 
 
 class Scheduler:
-    """Waiting and running sequences of one worker, and the memory they hold."""
+    """Waiting and running sequences of one worker, and who of them is served next."""
 
-    def __init__(
-        self, config: EngineConfig, pool: BlockPool, cache: PrefixCache, holds: Holds, meter: Meter
-    ) -> None:
+    def __init__(self, config: EngineConfig, memory: Memory, holds: Holds, accounts: Accounts) -> None:
         self.config = config
-        self.pool = pool
-        self.cache = cache
+        self.memory = memory
         self.holds = holds
-        self.meter = meter
+        self.accounts = accounts
         self.waiting: OrderedDict[int, Sequence] = OrderedDict()
         self.running: dict[int, Sequence] = {}
-        self.promised = 0
-        """Sum over running sequences of blocks they may still need (invariant K7)."""
         self.backlog_tokens = 0
         """Sum of the estimates of waiting sequences."""
-        self.ballast: list[int] = []
-        self.ballast_target = 0
         self.exhausted: list[Sequence] = []
         """Alone and out of blocks: the caller ends them with ``length``."""
         self.stirred = False
         """The last plan preempted or exhausted somebody: if it came out empty, the next may not."""
         self._admissions = 0
 
-    # -- the queue ----------------------------------------------------------------------------
+    def configure(self, config: EngineConfig) -> None:
+        """Go by ``config`` from the next step on."""
+        self.config = config
+        self.memory.configure(config)
 
     def add(self, sequence: Sequence) -> None:
         """Append a fresh sequence to the backlog."""
-        sequence.estimate = self.uncached(sequence)
+        sequence.estimate = self.memory.uncached(sequence)
         self.waiting[sequence.id] = sequence
         self.backlog_tokens += sequence.estimate
 
@@ -84,56 +74,84 @@ class Scheduler:
             del self.waiting[sequence.id]
             self.backlog_tokens -= sequence.estimate
         else:
-            self._leave(sequence, now, fence, preempted=False)
+            del self.running[sequence.id]
+            self.memory.leave(sequence, now, fence)
         sequence.state = State.FINISHED
-
-    def set_ballast(self, blocks: int, now: int) -> None:
-        """Keep ``blocks`` out of use. What is not free now follows as it comes free."""
-        self.ballast_target = blocks
-        if surplus := self.ballast[blocks:]:
-            del self.ballast[blocks:]
-            self.pool.release(surplus, now)
-        self._fill_ballast(now)
 
     # -- one step -----------------------------------------------------------------------------
 
     def plan(self, now: int, step: int) -> dict[Sequence, int]:
-        """Tokens to compute per sequence in step ``step``, in row order; blocks for them are held."""
-        limits = self.config.scheduler
-        planned = _Step(limits.max_step_tokens)
-        self._fill_ballast(now)
-        ready = [s for s in self.running.values() if s.held is None]
-        decoders = sorted((s for s in ready if s.decoding), key=lambda s: (s.served, s.order))
-        prefills = [s for s in ready if not s.decoding]
-        share = limits.max_step_tokens
-        if prefills or (self.waiting and len(self.running) < limits.max_running):
-            share -= math.ceil(limits.min_prefill_share * limits.max_step_tokens)
-        self._decode(decoders, share, planned, now)
-        self._prefill(prefills, planned, now)
-        if not planned.preempted:
-            self._admit(planned, now)
-        if not planned.preempted:  # prefill left something over: nobody who could run stands still
-            self._decode([s for s in decoders if s not in planned.chunks], planned.budget, planned, now)
+        """Tokens to compute per sequence in step ``step``, in row order; blocks for them are held.
+
+        The numbers are those of E20: (1), (6) and (7) are the worker's, (4) is done row by row.
+        """
+        planned = _Step(self.config.scheduler.max_step_tokens)
+        self.memory.fill_ballast(now)
+        decoders, prefills = self._ready()
+        self._decode(decoders, self._decode_share(prefills), planned, now)  # (2)
+        self._prefill(prefills, planned, now)  # (3)
+        self._admit(planned, now)  # (5)
+        self._decode_more(decoders, planned, now)
         for sequence in planned.chunks:
             sequence.served = step
         self.stirred = planned.preempted or bool(self.exhausted)
         return planned.chunks
 
+    def _ready(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Decoders, least recently served first, and prefills in admission order; nobody who is paused."""
+        ready = [s for s in self.running.values() if s.held is None]
+        decoders = sorted((s for s in ready if s.decoding), key=lambda s: (s.served, s.order))
+        return decoders, [s for s in ready if not s.decoding]
+
+    def _decode_share(self, prefills: list[Sequence]) -> int:
+        """Decode rows before any prefill: while one waits it keeps its share, but for one row.
+
+        That row is what keeps decoders going when ``min_prefill_share`` rounds up to the whole budget.
+        Prefill does not starve either: decoders end, and new ones come out of prefill only.
+        """
+        limits = self.config.scheduler
+        prefill_waits = prefills or (self.waiting and len(self.running) < limits.max_running)
+        if not prefill_waits:
+            return limits.max_step_tokens
+        return max(1, limits.max_step_tokens - math.ceil(limits.min_prefill_share * limits.max_step_tokens))
+
     def _decode(self, decoders: list[Sequence], share: int, planned: _Step, now: int) -> None:
         for sequence in decoders:
             if share <= 0 or planned.budget <= 0:
                 return
-            if not self._may_run(sequence, 1, now) or not self._hold_blocks(sequence, 1, planned, now):
-                continue
-            planned.give(sequence, 1)
-            share -= 1
+            if self._may_run(sequence, 1, now) and self._hold_blocks(sequence, 1, planned, now):
+                planned.give(sequence, 1)
+                share -= 1
 
     def _prefill(self, prefills: list[Sequence], planned: _Step, now: int) -> None:
         for sequence in prefills:
-            others = len(prefills) > 1 or bool(self.waiting)
-            self._chunk(sequence, others, planned, now)
+            others_wait = len(prefills) > 1 or bool(self.waiting)
+            self._chunk(sequence, others_wait, planned, now)
+
+    def _admit(self, planned: _Step, now: int) -> None:
+        """Admit in dispatch order until one lacks capacity; each gets its first chunk at once."""
+        limits = self.config.scheduler
+        if planned.preempted:
+            return
+        while self.waiting and len(self.running) < limits.max_running and planned.budget > 0:
+            sequence = next(iter(self.waiting.values()))
+            whole = sequence.estimate <= min(planned.budget, limits.prefill_chunk)
+            if planned.partial >= limits.max_partial_prefills and not whole:
+                return
+            if not self._enter(sequence, now):
+                return
+            if not (self.holds.waiting and self.holds.reached(sequence, "admitted", now)):
+                self._chunk(sequence, bool(self.waiting), planned, now)
+
+    def _decode_more(self, decoders: list[Sequence], planned: _Step, now: int) -> None:
+        """Prefill left something over: nobody who could run stands still."""
+        if not planned.preempted:
+            self._decode([s for s in decoders if s not in planned.chunks], planned.budget, planned, now)
+
+    # -- one sequence -------------------------------------------------------------------------
 
     def _chunk(self, sequence: Sequence, others_wait: bool, planned: _Step, now: int) -> None:
+        """Schedule as much of its prompt as the limits allow, perhaps nothing."""
         limits = self.config.scheduler
         tokens = min(sequence.left, planned.budget, limits.prefill_chunk)
         if others_wait and limits.long_prefill_cap is not None:
@@ -156,22 +174,29 @@ class Scheduler:
             return not self.holds.reached(sequence, f"decode:{sequence.generated + 1}", now)
         return True
 
-    # -- memory -------------------------------------------------------------------------------
+    def _enter(self, sequence: Sequence, now: int) -> bool:
+        """From the backlog into the batch: check capacity, take the hits and allocate, or nothing (E23)."""
+        match = self.memory.fits(sequence, len(self.running))
+        if match is None:
+            return False
+        if not sequence.started:
+            self.accounts.admitted(sequence, match, self.config.cache.enabled)
+        self.memory.take(sequence, match, now)
+        del self.waiting[sequence.id]
+        self.backlog_tokens -= sequence.estimate
+        self.running[sequence.id] = sequence
+        sequence.state = State.RUNNING
+        sequence.order = self._admissions = self._admissions + 1
+        sequence.served = -1
+        return True
+
+    # -- out of blocks ------------------------------------------------------------------------
 
     def _hold_blocks(self, sequence: Sequence, tokens: int, planned: _Step, now: int) -> bool:
         """Make the table cover the next ``tokens`` positions, preempting others if it must (E26)."""
-        while True:
-            end = sequence.computed + tokens
-            missing = blocks_for(end, sequence.block_size) - len(sequence.table)
-            if missing <= 0:
-                return True
-            blocks = self.pool.allocate(missing, now)
-            if blocks is not None:
-                sequence.grow(blocks)
-                self.promised -= missing
-                return True
-            self.meter.inc("headrace_engine_allocation_failures_total")
-            if self.pool.free + self.pool.fenced >= missing or self.config.preemption == "none":
+        pool = self.memory.pool
+        while missing := self.memory.grow(sequence, tokens, now):
+            if pool.free + pool.fenced >= missing or self.config.preemption == "none":
                 return False  # blocks come free by themselves: no victim
             if len(self.running) == 1:
                 self.exhausted.append(sequence)
@@ -182,6 +207,7 @@ class Scheduler:
             self._preempt(victim, planned, now)
             if victim is sequence:
                 return False
+        return True
 
     def _unheld(self) -> int:
         return sum(s.held is None for s in self.running.values())
@@ -198,122 +224,15 @@ class Scheduler:
         """Give its blocks back and put it at the front of its class, to be computed again (E27)."""
         planned.take_back(victim)
         planned.preempted = True
-        self._leave(victim, now, None, preempted=True)
+        del self.running[victim.id]
+        self.memory.leave(victim, now, preempted=True)
         victim.state = State.WAITING
         victim.computed = victim.published = 0
-        victim.truth.preemptions += 1
         victim.estimate = len(victim.tokens)
         self.backlog_tokens += victim.estimate
-        self.meter.inc("headrace_engine_preemptions_total", cause="memory")
+        self.accounts.preempted(victim)
         ahead = [s for s in self.waiting.values() if s.request.rank < victim.request.rank]
         self.waiting[victim.id] = victim
         self.waiting.move_to_end(victim.id, last=False)
         for other in reversed(ahead):
             self.waiting.move_to_end(other.id, last=False)
-
-    def _leave(self, sequence: Sequence, now: int, fence: int | None, *, preempted: bool) -> None:
-        del self.running[sequence.id]
-        self.promised -= sequence.promised
-        self.cache.computed(sequence.digests[slice(*sequence.expects)])
-        sequence.expects = (0, 0)
-        ttl = self.config.cache.ttl
-        life = None if ttl is None else round(ttl * 1e9)
-        self.cache.released(sequence.table, preempted)
-        self.pool.release(sequence.table, now, fence, life)
-        sequence.table = []
-        sequence.frozen_table = ()
-
-    def _fill_ballast(self, now: int) -> None:
-        """Take free blocks; those promised to running requests only if they may be preempted."""
-        missing = self.ballast_target - len(self.ballast)
-        if missing <= 0:
-            return
-        free = self.pool.free - (self.promised if self.config.preemption == "none" else 0)
-        self.ballast += self.pool.allocate(max(0, min(missing, free)), now) or []
-
-    # -- admission ----------------------------------------------------------------------------
-
-    def _admit(self, planned: _Step, now: int) -> None:
-        """Admit in dispatch order until one lacks capacity; each gets its first chunk at once."""
-        limits = self.config.scheduler
-        while self.waiting and len(self.running) < limits.max_running and planned.budget > 0:
-            sequence = next(iter(self.waiting.values()))
-            whole = sequence.estimate <= min(planned.budget, limits.prefill_chunk)
-            if planned.partial >= limits.max_partial_prefills and not whole:
-                return
-            if not self._enter(sequence, now):
-                return
-            if not (self.holds.waiting and self.holds.reached(sequence, "admitted", now)):
-                self._chunk(sequence, bool(self.waiting), planned, now)
-
-    def _enter(self, sequence: Sequence, now: int) -> bool:
-        """Check capacity, take the hits and allocate, all or nothing (ENGINE E23)."""
-        again = sequence.truth.preemptions >= LIFETIME_AFTER
-        admits = lifetime if again else ADMISSIONS[self.config.admission.policy]
-        reserve = headroom(self.config.admission, self.pool.size, len(self.running))
-        books = Books(self.pool.free - reserve, self.promised, sequence.block_size)
-        tokens = len(sequence.tokens)
-        best_case = tokens // sequence.block_size
-        if not admits(Candidate(tokens, sequence.total, best_case), books):
-            return False  # spares the lookup of a long prompt that waits at the head step after step
-        match = self._match(sequence)
-        shared = sum(self.pool.ref[block] > 0 for block in match.blocks)
-        fresh = blocks_for(tokens, sequence.block_size) - len(match.blocks)
-        if not admits(Candidate(tokens, sequence.total, shared), books):
-            return False
-        if self.pool.free - (len(match.blocks) - shared) < fresh:
-            self.meter.inc("headrace_engine_allocation_failures_total")
-            return False  # estimator and allocator disagree: back to the queue (ENGINE E24)
-        self._take(sequence, match, fresh, now)
-        return True
-
-    def _take(self, sequence: Sequence, match: Match, fresh: int, now: int) -> None:
-        if not sequence.started:
-            self._account(sequence, match)
-        self.cache.take(match.blocks, now)
-        blocks = self.pool.allocate(fresh, now)
-        assert blocks is not None, "checked by the caller"
-        del self.waiting[sequence.id]
-        self.backlog_tokens -= sequence.estimate
-        sequence.grow([*match.blocks, *blocks])
-        sequence.state = State.RUNNING
-        sequence.order = self._admissions = self._admissions + 1
-        sequence.served = -1
-        sequence.computed = len(match.blocks) * sequence.block_size
-        sequence.most_computed = max(sequence.most_computed, sequence.computed)
-        sequence.published = len(match.blocks)
-        sequence.publishing = self.config.cache.enabled
-        if sequence.publishing:
-            sequence.expects = (len(match.blocks), len(sequence.digests))
-            self.cache.computing(sequence.digests[slice(*sequence.expects)])
-        self.running[sequence.id] = sequence
-        self.promised += sequence.promised
-
-    def _account(self, sequence: Sequence, match: Match) -> None:
-        """Truth of the first admission: hits, and a reason for each prompt token that is none."""
-        truth = sequence.truth
-        request = sequence.request
-        sequence.first_hit = len(match.blocks)
-        truth.hit_device = len(match.blocks) * sequence.block_size
-        truth.misses = self.cache.explain(request.root, sequence.digests, request.tokens, match)
-        never = any(miss.reason is MissReason.NEVER_COMPUTED for miss in truth.misses)
-        truth.misses_complete = self.cache.history.complete or not never
-        if self.config.cache.enabled:
-            self.meter.inc("headrace_engine_prefix_query_tokens_total", sequence.prompt)
-            self.meter.inc("headrace_engine_prefix_hit_tokens_total", truth.hit_device)
-        self.meter.inc("headrace_engine_prompt_tokens_total", truth.hit_device, source="device")
-        to_compute = sequence.prompt - truth.hit_device
-        self.meter.inc("headrace_engine_prompt_tokens_total", to_compute, source="computed")
-        for miss in truth.misses:
-            self.meter.inc("headrace_engine_miss_tokens_total", miss.tokens, reason=miss.reason)
-
-    def _match(self, sequence: Sequence) -> Match:
-        if not self.config.cache.enabled:
-            return Match((), 0)
-        if full := len(sequence.tokens) // sequence.block_size:
-            sequence.digest(full - 1)
-        return self.cache.match(sequence.request.root, sequence.digests, sequence.tokens)
-
-    def uncached(self, sequence: Sequence) -> int:
-        hit = len(self._match(sequence).blocks) * sequence.block_size
-        return len(sequence.tokens) - hit

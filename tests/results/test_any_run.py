@@ -62,7 +62,7 @@ def records(draw: st.DrawFn) -> Record:
 FAULTS = st.fixed_dictionaries(
     {"id": st.just("crash"), "type": st.sampled_from(["kill_worker", "burst", "cancel"])}
     | {"target": st.just("worker 1"), "error": st.none() | st.just("not back"), "proof": st.just({})}
-    | {key: TIMES for key in ("planned", "injected", "proven", "healed")}
+    | dict.fromkeys(("planned", "injected", "proven", "healed"), TIMES)
 )
 
 

@@ -17,6 +17,7 @@ from results.record import Record
 from results.report import terminal, words
 from results.report.charts import Scale, ceiling, count, seconds
 from results.report.html import render
+from results.report.pictures import ledger_bar
 from results.run import RunData
 from results.summary import judge
 
@@ -156,3 +157,20 @@ def test_the_attainment_that_gates_used_is_shown(
     records += [record(6 + i, outcome="censored_by_run_end", after_ms=500) for i in range(4)]
     run = run_of(records)
     assert "60 % for gates" in render(run, judge(run))
+
+
+def test_wide_pictures_scroll_on_small_screens(
+    run_with_everything: RunData, its_summary: dict[str, Any]
+) -> None:
+    """A picture of the page's width is scrolled where the screen is narrow, not shrunk beyond reading."""
+    page = render(run_with_everything, its_summary)
+    wide = re.findall(r'<div class="scroll"><svg [^>]*class="chart wide"', page)
+    assert len(wide) == page.count('class="chart wide"') >= 3
+
+
+def test_names_in_the_ledger_bar_fit_their_pieces() -> None:
+    """A piece too short for its name is left to the legend."""
+    bar = ledger_bar({"read": 930.0, "unexplained": 70.0})
+    assert bar is not None
+    assert "read 93%" in bar
+    assert "unexplained 7%" not in bar

@@ -413,6 +413,31 @@ class TestC12Starvation:
         assert max(after - before for before, after in pairwise(steps)) <= 2
         b.drained()
 
+    @pytest.mark.parametrize(
+        ("budget", "share"),
+        [(16, 1.0), (1, 0.25), (1, 1.0), (1, 0.0)],
+        ids=["all", "one", "all of one", "none"],
+    )
+    def test_one_decode_row_at_least(self, bench, budget, share):
+        """Also where prefill's share rounds up to the whole budget, decoders that wait are served one per
+        step, each in its turn, and prompts still get through."""
+        b = bench(blocks=512, budget=budget, min_prefill_share=share)
+        decoders = [b.submit(4, 20), b.submit(4, 20)]
+        while not all(id in b.output for id in decoders):
+            b.step()
+        began, late = b.worker.heartbeat(b.now).step, []
+        while not all(id in b.done for id in decoders):
+            late.append(b.submit(16, 1))
+            ready = any(sequence.decoding for sequence in b.worker.scheduler.running.values())
+            plan = b.step()
+            assert ready == any(row.is_decode for row in plan.rows)
+        for id in decoders:
+            steps = [step for step in b.steps_of[id] if step >= began]
+            assert all(after - before <= 2 for before, after in pairwise(steps))
+        b.run()
+        assert all(b.done[id].truth.generated == 1 for id in late if id not in b.refused)
+        b.drained()
+
     def test_prefill_against_decoders(self, bench):
         """A long prompt gets its share among 64 decoders, and none of them waits more than 3 steps."""
         b = bench(blocks=2000, budget=64, max_running=80)

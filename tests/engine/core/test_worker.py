@@ -417,6 +417,29 @@ class TestControls:
         b.send(m.Ballast(0))
         b.drained()
 
+    @pytest.mark.parametrize("left", [9, 5, 1, 0])
+    def test_preemption_switched_off_under_ballast(self, bench, left):
+        """Ballast that already holds promised blocks stops who needs them, without a victim; once it is
+        released everybody goes on, those too who came meanwhile."""
+        b = bench(blocks=16)
+        ids = [b.submit(12, 16), b.submit(12, 16)]
+        b.step()
+        b.send(m.Ballast(9))
+        b.send(m.Configure({"preemption": "none"}))
+        while b.step():
+            pass
+        assert not b.worker.idle
+        ids.append(b.submit(12, 16))
+        assert b.step() is None
+        b.send(m.Ballast(left))
+        for _ in range(40):
+            b.step()
+        b.send(m.Ballast(0))
+        b.run()
+        assert [b.done[id].truth.generated for id in ids] == [16, 16, 16]
+        assert b.count("preemptions_total", cause="memory") == 0
+        b.drained()
+
     def test_audit_message(self, bench):
         """An audit answers with the state and no violations."""
         b = bench(blocks=16)

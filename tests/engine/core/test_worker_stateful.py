@@ -39,6 +39,7 @@ class Life(RuleBasedStateMachine):
         self.b = self.bench(
             blocks=blocks, policy=policy, eviction=eviction, ttl=ttl, budget=budget, preemption=preemption
         )
+        self.policy = policy
         self.holds = 0
         self.reference = {}
 
@@ -66,7 +67,7 @@ class Life(RuleBasedStateMachine):
     @rule(data=st.data(), reason=st.sampled_from([Finish.CANCELLED, Finish.STOP, Finish.EXPIRED]))
     def cancel(self, data, reason):
         self.b.cancel(data.draw(st.integers(1, self.b.next_id + 1)), reason)
-        if self.b.next_id + 1 in self.b.worker._early_cancels:
+        if self.b.worker.roster.cancelled_early(self.b.next_id + 1):
             self.b.next_id += 1  # the next request must not be the one that was cancelled beforehand
 
     @rule(data=st.data())
@@ -124,6 +125,11 @@ class Life(RuleBasedStateMachine):
     )
     def configure(self, change):
         self.b.send(m.Configure(change))
+
+    @precondition(lambda self: self.policy == "lifetime")  # "none" needs it (E26)
+    @rule(preemption=st.sampled_from(["recompute", "none"]))
+    def configure_preemption(self, preemption):
+        self.b.send(m.Configure({"preemption": preemption}))
 
     @rule(milliseconds=st.integers(1, 400))
     def wait(self, milliseconds):
