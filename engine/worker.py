@@ -92,15 +92,11 @@ class Worker:
         self.draining = False
         context = min(max_positions, blocks * self.block_size)
         self.max_model_len = context if config.max_model_len is None else min(context, config.max_model_len)
-        self._eos_ids = eos_ids
-        self._vocabulary = vocabulary
+        self._eos_ids, self._vocabulary = eos_ids, vocabulary
         self._gauges = Gauges(self.meter)
         self._busy = BusyWindow(config.cost)
         self._flight: _Flight | None = None
-        self._step = 0
-        self._failures = 0
-        self._event_batches = 0
-        self._ack = 0
+        self._step = self._failures = self._event_batches = self._ack = 0
 
     @property
     def config(self) -> EngineConfig:
@@ -129,10 +125,10 @@ class Worker:
         """The next step, or None if nobody can run now. Call it after messages, after each commit and
         at ``next_wakeup``."""
         assert self._flight is None, "a step is in flight"
-        self.holds.lapse(now)
+        self.holds.lapse(now)  # E20 (1); cancels and changes were applied when they came
         self.cache.expire(now)
         self.roster.expire(now)
-        chunks = self._schedule(now)
+        chunks = self._schedule(now)  # (2) to (5)
         self._report()
         if not chunks:
             self._busy.end(now)
@@ -158,7 +154,7 @@ class Worker:
         return chunks
 
     def commit(self, plan: StepPlan, result: StepResult, now: int) -> None:
-        """Apply a finished step: count, publish, append tokens, end who is done (ENGINE E20, E16)."""
+        """Apply a finished step: count, publish, append tokens, end who is done (ENGINE E20 (7), E16)."""
         sequences = self._land(plan, now)
         self._failures = 0
         live: list[tuple[Sequence, Row, int | None]] = []

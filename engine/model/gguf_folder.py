@@ -127,6 +127,7 @@ def tokenizer_json(fields: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"tokenizer type {kind} is not known here, only gpt2/smollm")
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     types: list[int] = fields["tokenizer.ggml.token_type"]
+    digits = {"type": "Digits", "individual_digits": True}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": True}
     return {
         "version": "1.0",
@@ -138,10 +139,7 @@ def tokenizer_json(fields: dict[str, Any]) -> dict[str, Any]:
             if kind == _CONTROL
         ],
         "normalizer": None,
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [{"type": "Digits", "individual_digits": True}, byte_level],
-        },
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [digits, byte_level]},
         "post_processor": None,
         "decoder": byte_level,
         "model": {
