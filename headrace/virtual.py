@@ -21,7 +21,7 @@ from engine.fleet.fleet import Fleet
 from engine.fleet.inproc import InprocPool
 from engine.model.loader import identity, load_runner, load_tokenizer, with_kv_blocks
 from faults.fault import Controls
-from headrace.errors import UsageFailed
+from headrace.errors import TargetFailed, UsageFailed
 from headrace.manifest import engine_facts
 from headrace.site import RECORDS, TEXTS, LoadEnd, LoadOrder, OnTick
 from loadgen.clock import Clock
@@ -39,6 +39,8 @@ from scenarios.parts import engine_config
 from scenarios.schema import EngineTarget, Scenario
 
 MODEL = "simulated"
+READY_LIMIT_S = 60.0
+"""Virtual seconds until all workers must be in rotation; loading takes one."""
 SALT = 0x5EED_0F_71E1D
 """Of observed hashes. A fixed one: a virtual run holds no text of anybody's, and must repeat."""
 
@@ -53,11 +55,23 @@ async def virtual_site(scenario: Scenario, clock: Clock) -> AsyncIterator[Virtua
     fleet = Fleet(config, pool, clock, Identity(**identity(config)))
     await fleet.start()
     try:
-        while not all(row["state"] == "in_rotation" for row in (await fleet.state())["workers"]):
-            await asyncio.sleep(0.25)
+        await _until_ready(fleet, clock)
         yield VirtualSite(config, fleet, clock)
     finally:
         await fleet.stop()
+
+
+async def _until_ready(fleet: Fleet, clock: Clock) -> None:
+    """Wait until every worker is in rotation. Raises TargetFailed with what they are instead."""
+    limit = clock() + round(READY_LIMIT_S * 1e9)
+    while True:
+        workers = (await fleet.state())["workers"]
+        if all(row["state"] == "in_rotation" for row in workers):
+            return
+        if clock() >= limit:
+            states = ", ".join(f"worker {row['worker']} {row['state']}" for row in workers)
+            raise TargetFailed(f"the simulated engine is not ready after {READY_LIMIT_S:g} s: {states}")
+        await asyncio.sleep(0.25)
 
 
 class VirtualSite:

@@ -14,9 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from engine.model.words import WordsTokenizer
+from engine.worker import Worker
 from headrace import prepare
 from headrace.console import Silent, Tick
-from headrace.errors import UsageFailed
+from headrace.errors import TargetFailed, UsageFailed
 from headrace.rejudge import explain_run, rejudge
 from headrace.run import Options, run_scenario
 from headrace.verdict import Outcome
@@ -219,3 +220,16 @@ def test_what_is_no_run_is_refused(tmp_path: Path, quickstart: Outcome) -> None:
     (one,) = explain_run(quickstart.folder, 0)
     assert one["id"] == 0
     assert one["lines"][0].startswith("v7-0: cold")
+
+
+def test_an_engine_that_never_gets_ready_is_no_endless_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A simulated worker that crashes in its first step: exit 3 after a limit of virtual time."""
+
+    def broken(self, now):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(Worker, "heartbeat", broken)
+    with pytest.raises(TargetFailed, match=r"not ready after 60 s: worker 0 "):
+        run_scenario(Path("smoke"), Options(out=tmp_path / "run", virtual=True), Silent())
