@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -78,6 +79,8 @@ async def serve(
         stack.push_async_callback(fleet.stop)
         await fleet.start()
         if await _ready(fleet, pool, config, signals):
+            gc.collect()
+            gc.freeze()  # what lives for ever is not looked through again while tokens are relayed
             on_ready({**where, "pid": os.getpid()})
             await signals.stop.wait()
         return await _drain(service, signals)
