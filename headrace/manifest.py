@@ -39,7 +39,7 @@ def manifest(**extra: Any) -> dict[str, Any]:
 
 def engine_facts(config: EngineConfig) -> dict[str, Any]:
     """What of our own engine makes a run comparable: all its settings, and what the model is (digests)."""
-    return {"engine": config_to_dict(config), "model": identity(config)}
+    return {"engine": config_to_dict(config), "model": config.model, "identity": identity(config)}
 
 
 def _version(package: str) -> str | None:
