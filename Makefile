@@ -14,6 +14,6 @@ test: $(STAMP)  ## install, fetch the model, run every test
 	$(VENV)/bin/python -m pytest -q
 
 $(STAMP): pyproject.toml constraints.txt
-	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[engine,dev]'
 	touch $(STAMP)

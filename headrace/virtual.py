@@ -14,7 +14,7 @@ from typing import Any
 
 from engine.api.exchange import ApiRequest, Headers
 from engine.api.generation import Stamps
-from engine.api.service import Service
+from engine.api.service import Service, gateway_seconds
 from engine.config import EngineConfig
 from engine.fleet.door import Identity
 from engine.fleet.fleet import Fleet
@@ -84,13 +84,12 @@ class VirtualSite:
         self.controls: Controls = fleet
         self.facts: dict[str, Any] = engine_facts(config)
         self._fleet = fleet
-        cost = config.cost
         service = Service(
             fleet,
             load_tokenizer(config),
             config,
             Stamps(clock, lambda: clock() // 1_000_000_000),
-            charge=lambda tokens: cost.g0 + cost.g1 * tokens,
+            charge=gateway_seconds(config.cost),
         )
         self._transport = InprocTransport(service, clock)
 

@@ -162,6 +162,20 @@ def test_a_load_process_that_is_killed_is_no_smaller_run(bench, until):
     assert failed_invariants(summary) == []
 
 
+def test_a_killed_worker_comes_back(bench):
+    """kill_worker by the admin door: proven, healed, one outcome for each request, nothing left behind."""
+    faults = "[{id: crash, type: kill_worker, worker: 1, at: 1s}]"
+    code = bench.run("run", write_scenario(bench.folder, "6s", faults), "--out", "run")
+    assert code in (0, 1, 4), bench.stderr.read_text()
+    crash = bench.faults()["crash"]
+    assert crash["error"] is None
+    assert crash["injected"] <= crash["proven"] <= crash["healed"]
+    assert crash["proof"]["incarnation_after"] != crash["proof"]["incarnation_before"]
+    one_record_each(bench.run_dir)
+    assert failed_invariants(bench.summary()) == []
+    assert bench.nothing_left()
+
+
 def test_an_engine_that_dies_by_itself_is_an_error(bench, until):
     """kill -9 of the engine: exit 3 with the reason, no more load, one outcome for each planned request."""
     bench.start("run", write_scenario(bench.folder, "6s"), "--out", "run")

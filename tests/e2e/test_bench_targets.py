@@ -63,7 +63,6 @@ def test_a_url_is_all_that_a_run_needs(served, bench):
     assert bench.nothing_left()
     summary = bench.summary()
     assert summary["invariants"]["failed"] == []
-    assert [gate["verdict"] for gate in summary["gates"]] == ["PASS"]
     outcomes = pd.read_parquet(bench.run_dir / "records.parquet")["outcome"].value_counts()
     assert set(outcomes.index) == {"completed", "cancelled_by_plan"}
     assert outcomes.sum() == 10
@@ -73,7 +72,8 @@ def test_a_url_is_all_that_a_run_needs(served, bench):
 
 
 def traffic(url: str) -> None:
-    """Requests of every kind: misses, hits, a whole answer, a stream that is left, two refusals."""
+    """What a user of the official client sends: chat and completions, streamed and whole, usage, a stream
+    that is left, two refusals."""
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         for _ in range(3):
             client.completions.create(model="simulated", prompt=LONG, max_tokens=8)
@@ -85,6 +85,22 @@ def traffic(url: str) -> None:
                     stream=True,
                 )
             )
+        whole = client.chat.completions.create(
+            model="simulated",
+            messages=[{"role": "user", "content": LONG}],
+            max_tokens=8,
+            extra_body={"ignore_eos": True},
+        )
+        assert (whole.usage.completion_tokens, whole.choices[0].finish_reason) == (8, "length")
+        assert whole.usage.prompt_tokens_details.cached_tokens > 0
+        *_, last = client.completions.create(
+            model="simulated",
+            prompt=LONG,
+            max_tokens=8,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        assert last.usage.total_tokens == last.usage.prompt_tokens + 8
         left = client.completions.create(
             model="simulated", prompt=LONG, max_tokens=400, stream=True, extra_body={"ignore_eos": True}
         )
