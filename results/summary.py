@@ -25,7 +25,7 @@ from results.run import RunData
 from results.slices import labels
 from results.stats.bootstrap import SEED
 from results.stats.distribution import all_attempts
-from results.stats.saturation import integral, saturation
+from results.stats.saturation import Saturation, integral, saturation
 from results.validity import Health, collect, health
 from results.view import View
 
@@ -46,32 +46,13 @@ def judge(data: RunData, judging: Judging | None = None) -> dict[str, Any]:
     client = health(collect(data, view), judging.limits)
     engine = engine_block(view, data.scrapes, data.truth)
     cache = cache_block(view, data.attribution)
-    shed = group_counts(view.window)
-    planned = len(view.window)
-    in_flight = saturation(
-        view.data, judging.window, (shed["rejected"] + shed["expired"]) / planned if planned else 0.0
-    )
-    evidence = Evidence(
-        view,
-        client,
-        counters(data, engine),
-        data.faults,
-        cache["contract"]["state"],
-        judging.strict,
-        "the run was interrupted" if data.interrupted else data.incomplete,
-    )
-    gates = [decide(gate, evidence) for gate in parse_gates(judging)]
+    in_flight = _saturation(view)
+    gates = _gates(data, view, client, engine, cache)
     ending = exits.ending(data, view, client, gates)
     summary = {
-        "schema": SCHEMA_VERSION,
-        "scenario": judging.scenario,
-        "question": judging.question,
-        "plan_digest": judging.plan_digest,
-        "seed": judging.seed,
-        "virtual": judging.virtual,
+        **_about(judging),
         "client": _client(client),
         "window": _window(view),
-        "demand": judging.demand,
         "classes": _classes(view),
         "all": _block(view, None, ClassGoal()),
         "slices": _slices(view),
@@ -96,6 +77,39 @@ def judge(data: RunData, judging: Judging | None = None) -> dict[str, Any]:
         summary["attribution_reason"] = "prompt tokens were not attributed"
     plain: dict[str, Any] = _plain(summary)
     return plain
+
+
+def _about(judging: Judging) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA_VERSION,
+        "scenario": judging.scenario,
+        "question": judging.question,
+        "plan_digest": judging.plan_digest,
+        "seed": judging.seed,
+        "virtual": judging.virtual,
+        "demand": judging.demand,
+    }
+
+
+def _saturation(view: View) -> Saturation:
+    groups, planned = group_counts(view.window), len(view.window)
+    shed = (groups["rejected"] + groups["expired"]) / planned if planned else 0.0
+    return saturation(view.data, view.judging.window, shed)
+
+
+def _gates(
+    data: RunData, view: View, client: Health, engine: dict[str, Any] | None, cache: dict[str, Any]
+) -> list[dict[str, Any]]:
+    evidence = Evidence(
+        view,
+        client,
+        counters(data, engine),
+        data.faults,
+        cache["contract"]["state"],
+        data.judging.strict,
+        "the run was interrupted" if data.interrupted else data.incomplete,
+    )
+    return [decide(gate, evidence) for gate in parse_gates(data.judging)]
 
 
 def summary_bytes(summary: dict[str, Any]) -> bytes:
