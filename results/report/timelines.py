@@ -140,12 +140,14 @@ def _slo_lines(chart: Chart, view: View, palette: Palette, y: Scale) -> None:
         bound = goal.slo.get("ttft_sched", goal.slo.get("ttft")) if goal else None
         if bound is None:
             continue
-        at = min(max(y(bound), chart.y1 + 30), chart.y0)
+        line = min(max(y(bound), chart.y1 + 10), chart.y0)
+        # Above the line, but below one that runs under the strip of requests without a token.
+        at = line - 5 if line >= chart.y1 + 36 else line + 15
         beyond = " ↑" if bound > y.high else ""
         if y.low <= bound <= y.high:
             chart.line((chart.x0, y(bound)), (chart.x1, y(bound)), f"slo {palette[name]}")
         words = f"{name} SLO {seconds(bound)}{beyond}"
-        chart.text(chart.x1 - 4, at - 5, words, "end", f"tick {palette[name]}")
+        chart.text(chart.x1 - 4, at, words, "end", f"tick {palette[name]}")
 
 
 def _failed(chart: Chart, data: pd.DataFrame, x: Scale, y: float) -> None:
