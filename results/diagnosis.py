@@ -47,6 +47,7 @@ def findings(data: RunData, view: View, health: Health, saturation: Saturation) 
     return [
         *_run(data),
         *_client(health, data),
+        *_unseen(data),
         *_faults(data),
         *_load(view, saturation),
         *_classes(view),
@@ -74,6 +75,17 @@ def _client(health: Health, data: RunData) -> Iterator[Finding]:
     if data.manifest.get("co_located") and not data.judging.virtual:
         text = "client and target share the CPUs of this machine"
         yield Finding("co_located", text, "run the target elsewhere to measure its capacity")
+
+
+def _unseen(data: RunData) -> Iterator[Finding]:
+    """What the run could not look at, with the reason (both stand in the manifest)."""
+    if why := data.manifest.get("observe_error"):
+        text = f"prompt tokens were not attributed: {why}"
+        yield Finding("not_attributed", text, "see the log of the engine; run it again")
+    failures = data.manifest.get("scrape_failures") or {}
+    if failures and data.judging.own_engine:
+        text = f"{sum(failures.values())} scrapes of /metrics failed: {'; '.join(sorted(failures)[:3])}"
+        yield Finding("scrapes_failed", text, "pictures over time and counters have gaps there")
 
 
 def _faults(data: RunData) -> Iterator[Finding]:

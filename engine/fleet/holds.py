@@ -64,9 +64,6 @@ class Holds:
         """Those that hold nothing yet."""
         return [point for point in self._points.values() if point.held is None]
 
-    def holding(self) -> list[Breakpoint]:
-        return [point for point in self._points.values() if point.held is not None]
-
     def armed_for_queue(self, client_id: str) -> Breakpoint | None:
         """The oldest breakpoint at ``queued`` that this request runs into."""
         return next((p for p in self.armed() if p.at_gateway and p.matches(client_id)), None)

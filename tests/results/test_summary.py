@@ -366,3 +366,24 @@ def test_phases_are_cut_by_due_time(record: Make, run_of: MakeRun) -> None:
     block = judge(run_of([early, *many(record, 50)]))["classes"]["default"]
     assert block["planned"] == 50
     assert block["rates"]["completed"] == pytest.approx(5.1)
+
+
+@pytest.mark.parametrize(
+    ("own", "codes"), [(True, {"not_attributed", "scrapes_failed"}), (False, {"not_attributed"})]
+)
+def test_what_could_not_be_looked_at_is_a_finding(
+    record: Make, run_of: MakeRun, own: bool, codes: set[str]
+) -> None:
+    """Why nothing was attributed, and gaps in the scrapes of our own engine, reach the reader; a foreign
+    target without /metrics is no finding."""
+    run = run_of(many(record, 40), own_engine=own)
+    unseen = {"not_attributed", "scrapes_failed"}
+    assert not unseen & {f["code"] for f in judge(run)["findings"]}
+    run.manifest |= {
+        "observe_error": "OSError: refused",
+        "scrape_failures": {"OSError: /metrics: refused": 3},
+    }
+    found = {f["code"]: f["text"] for f in judge(run)["findings"] if f["code"] in unseen}
+    assert set(found) == codes
+    assert "OSError: refused" in found["not_attributed"]
+    assert not own or found["scrapes_failed"].startswith("3 scrapes")
