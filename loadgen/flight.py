@@ -61,11 +61,11 @@ class Flight:
         if not self.over:
             self.timeline.sent(t)
 
-    def headers(self, t: int, status: int, headers: Mapping[str, str]) -> None:
+    def headers(self, t: int, status: int, headers: Mapping[str, str], real: int = 0) -> None:
         if not self.over:
             self.timeline.headers(t, status, headers)
 
-    def data(self, t: int, chunk: bytes) -> None:
+    def data(self, t: int, chunk: bytes, real: int = 0) -> None:
         if self.over:
             return
         self.timeline.data(t, chunk)

@@ -153,10 +153,10 @@ class Answered:
 
     def sent(self, t: int) -> None: ...
 
-    def headers(self, t: int, status: int, headers: Mapping[str, str]) -> None:
+    def headers(self, t: int, status: int, headers: Mapping[str, str], real: int = 0) -> None:
         self._status = status
 
-    def data(self, t: int, chunk: bytes) -> None:
+    def data(self, t: int, chunk: bytes, real: int = 0) -> None:
         self._body.append(chunk)
 
     def closed(self, t: int, how: Ending, detail: str) -> None:

@@ -63,12 +63,18 @@ class Part:
     token ``stamp_at`` of the text: the slip that `accidental-reset` plays.
     """
 
-    role: Literal["system", "user", "assistant"]
+    role: Literal["system", "user", "assistant", "tool"]
     tokens: int
     text_key: str = ""
     answer_of: int | None = None
     stamp: float | None = None
     stamp_at: int = 0
+    blocks: tuple[tuple[int, int], ...] = ()
+    """Runs (first id, count) of prefix blocks of ``block_tokens`` tokens, as in a trace: the text is that
+    of its blocks, the last one cut to ``tokens``. Equal ids under one ``text_key`` give equal text."""
+    block_tokens: int = 0
+    call: bool = False
+    """An assistant message that calls a tool; the ``tool`` message after it is the tool's result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +102,10 @@ class Shot:
     fault: str | None = None
     """Id of the fault that put this shot into the plan (a burst), or touched it (a cancel)."""
     slice: int = 0
+    adapter: str | None = None
+    fresh: bool = False
+    """A later turn that begins anew (closed loop): it comes ``after_ns`` after its parent's end, however
+    that one ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +128,13 @@ class Turn:
     prompt: tuple[Part, ...]
     n_out: int
     after_ns: int | None = None
+    parent: int | None = None
+    """Index of the turn of this session that it follows; None = the one before it."""
+    branch: int = 0
+    lineage: int = 0
+    """0 = the session itself; k > 0 = its k-th sub-agent, which is planned as a session of its own on the
+    same slice (data rule f)."""
+    adapter: str | None = None
 
 
 class Arrival(Protocol):

@@ -11,14 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 from loadgen.plan import Part, Shot
 from loadgen.streams import stream
 from loadgen.words import WORDS
 
 Unit = Literal["word", "byte"]
-Message = dict[str, str]
+Message = dict[str, Any]
+"""``role`` and ``content``; beside them ``tool_calls`` or ``tool_call_id``, in the words of OpenAI chat."""
 
 CLOCK_ZERO = datetime(2026, 3, 4, 9, 15, 2)
 """What a slipped clock shows at t0. Not the real time: a plan must give the same text twice."""

@@ -69,11 +69,11 @@ class Timeline:
     def sent(self, t: int) -> None:
         self.sent_at = t
 
-    def headers(self, t: int, status: int, headers: Mapping[str, str]) -> None:
+    def headers(self, t: int, status: int, headers: Mapping[str, str], real: int = 0) -> None:
         self.headers_at, self.status, self._headers = t, status, headers
         self._streamed = status == 200 and "json" not in headers.get("content-type", "")
 
-    def data(self, t: int, chunk: bytes) -> None:
+    def data(self, t: int, chunk: bytes, real: int = 0) -> None:
         self._reads.append((t, chunk))
         self._last_read = t
         # Looks for what may end the answer, also across two reads; whether it does, the parser says.

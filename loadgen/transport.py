@@ -24,16 +24,20 @@ Ending = Literal["complete", "eof", "reset", "connect_error", "timeout", "aborte
 
 
 class Sink(Protocol):
-    """Receives one exchange. Stamps are ns on the injected clock. ``closed`` comes exactly once, last."""
+    """Receives one exchange. Stamps are ns on the injected clock. ``closed`` comes exactly once, last.
+
+    ``real`` is the kernel's receive stamp of the read's last byte, ns on CLOCK_REALTIME; 0 = there is none.
+    It is only kept here; `loadgen.stamps` turns it into a time on the injected clock afterwards.
+    """
 
     def connected(self, t: int, new: bool) -> None: ...
     def sent(self, t: int) -> None:
         """The last body byte was written."""
 
-    def headers(self, t: int, status: int, headers: Mapping[str, str]) -> None:
+    def headers(self, t: int, status: int, headers: Mapping[str, str], real: int = 0) -> None:
         """Header names in lower case."""
 
-    def data(self, t: int, chunk: bytes) -> None:
+    def data(self, t: int, chunk: bytes, real: int = 0) -> None:
         """Body bytes that one read completed (transfer coding removed)."""
 
     def closed(self, t: int, how: Ending, detail: str) -> None: ...

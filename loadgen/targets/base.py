@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from loadgen.plan import Shot
 from loadgen.targets.reading import Reading
@@ -16,6 +17,10 @@ Payload = dict[str, Any]
 
 class Dialect(Protocol):
     """One frozen dataclass per dialect; its fields are what a scenario may set."""
+
+    end: ClassVar[re.Pattern[bytes]]
+    """Matches the first line of an event that may be the stream's last one or an error, from the line end
+    before it on. On the send path nothing else of a stream is looked at; what it means is decided later."""
 
     @property
     def model(self) -> str: ...

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from loadgen.plan import Shot
 from loadgen.targets.base import Payload
@@ -23,6 +24,10 @@ class _OpenAI:
     request is made and stored nowhere. ``ignore_eos``, ``min_tokens`` and ``token_ids`` are sent only
     where the target is said to accept them (MEASUREMENT C14).
     """
+
+    end: ClassVar[re.Pattern[bytes]] = re.compile(
+        rb'(?:^|[\r\n])(?:data: ?(?:\[DONE\]|\{"error")|event: ?error)'
+    )
 
     model: str
     own: bool = False

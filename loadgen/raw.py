@@ -1,0 +1,50 @@
+"""One exchange as it was seen, not yet understood: what the send path keeps (MEASUREMENT C38).
+
+The driver keeps a `Raw` for each request in the air and hands it on, as `Closed`, to a desk that makes a
+record of it. In a live run the desk is another process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from loadgen.outcomes import Cut
+from loadgen.transport import Ending
+
+
+@dataclass(slots=True)
+class Raw:
+    """Stamps are ns on the client's clock, None = did not happen. ``users``, ``reals`` and ``chunks`` have
+    one entry for each read that brought body bytes; a real of 0 = the kernel gave no receive stamp."""
+
+    conn: int | None = None
+    conn_new: bool = False
+    sent: int | None = None
+    headers_at: int | None = None
+    headers_real: int = 0
+    status: int | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    users: list[int] = field(default_factory=list)
+    reals: list[int] = field(default_factory=list)
+    chunks: list[bytes] = field(default_factory=list)
+    ending: Ending | None = None
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class Closed:
+    """One attempt that is over. Times in ns on the client's clock."""
+
+    shot: int
+    due: int
+    dequeued: int
+    start: int
+    closed: int
+    raw: Raw
+    cut: Cut | None = None
+    attempt: int = 1
+    cap_wait: int = 0
+    """ns that a declared cap held the request back; part of start - due."""
+    last: bool = True
+    """False for an attempt that is followed by another one."""
