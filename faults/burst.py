@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,8 +22,8 @@ class Burst:
     """Adds requests of a class at ``rate``, evenly spaced, from ``at`` on for ``for``.
 
     Each copies the shape of one of the class's own first turns, drawn with the seed. Text that several
-    sessions of the class share stays shared; all other text is new, so a burst does not hit the cache
-    more than the class does.
+    sessions of the class share stays shared, also the leading prefix blocks of a trace; all other text is
+    new, so a burst does not hit the cache more than the class does.
     """
 
     id: str
@@ -40,7 +42,7 @@ class Burst:
         models = [s for s in plan.shots if s.class_ == self.class_ and s.due_ns is not None]
         if not models:
             return plan
-        shared = _shared_texts(plan, self.class_)
+        texts = _Texts.of(plan, self.class_)
         session = 1 + max(shot.session for shot in plan.shots)
         added = []
         for k, pick in enumerate(rng.integers(len(models), size=self.count)):
@@ -54,7 +56,7 @@ class Burst:
                     branch=0,
                     due_ns=due,
                     phase=plan.phases.of(due),
-                    prompt=tuple(_fresh(p, shared, f"{self.id}.{k}") for p in models[int(pick)].prompt),
+                    prompt=tuple(texts.fresh(p, f"{self.id}.{k}") for p in models[int(pick)].prompt),
                     cancel=None,
                     duplicate_of=None,
                     idempotency_key=None,
@@ -99,15 +101,57 @@ class Burst:
             window.error = window.error or f"only {len(starts)} of {len(own)} requests of the burst were sent"
 
 
-def _shared_texts(plan: Plan, class_: str) -> set[str]:
-    """Keys of texts that occur in more than one session of the class."""
-    sessions: dict[str, set[int]] = defaultdict(set)
-    for shot in plan.shots:
-        if shot.class_ == class_:
-            for part in shot.prompt:
-                sessions[part.text_key].add(shot.session)
-    return {key for key, seen in sessions.items() if len(seen) > 1}
+@dataclass(slots=True)
+class _Texts:
+    """Which texts, and which prefix blocks of them, occur in more than one session of a class."""
+
+    keys: set[str]
+    blocks: set[tuple[str, int]]
+    unused: dict[str, int]
+    """By text key, the first block id that no prompt has."""
+
+    @classmethod
+    def of(cls, plan: Plan, class_: str) -> _Texts:
+        parts = [(shot.session, p) for shot in plan.shots if shot.class_ == class_ for p in shot.prompt]
+        keys = _in_several((part.text_key, session) for session, part in parts)
+        runs = [(session, p.text_key, run) for session, p in parts if p.text_key in keys for run in p.blocks]
+        blocks = _in_several(
+            ((key, id), session) for session, key, (first, n) in runs for id in range(first, first + n)
+        )
+        unused: dict[str, int] = defaultdict(int)
+        for _, key, (first, n) in runs:
+            unused[key] = max(unused[key], first + n)
+        return cls(keys, blocks, unused)
+
+    def fresh(self, part: Part, suffix: str) -> Part:
+        """``part`` with new text wherever its text belongs to one session only."""
+        if part.text_key not in self.keys:
+            return replace(part, text_key=f"{part.text_key}+{suffix}")
+        ids = [id for first, n in part.blocks for id in range(first, first + n)]
+        lead = next((k for k, id in enumerate(ids) if (part.text_key, id) not in self.blocks), len(ids))
+        if lead == len(ids):
+            return part
+        start = self.unused[part.text_key]
+        self.unused[part.text_key] += len(ids) - lead
+        return replace(part, blocks=(*_runs_of(ids[:lead]), (start, len(ids) - lead)))
 
 
-def _fresh(part: Part, shared: set[str], suffix: str) -> Part:
-    return part if part.text_key in shared else replace(part, text_key=f"{part.text_key}+{suffix}")
+K = TypeVar("K", bound=Hashable)
+
+
+def _in_several(found: Iterable[tuple[K, int]]) -> set[K]:
+    """What was found in more than one session."""
+    first: dict[K, int] = {}
+    return {what for what, session in found if first.setdefault(what, session) != session}
+
+
+def _runs_of(ids: Sequence[int]) -> list[tuple[int, int]]:
+    """Block ids as runs (first, count)."""
+    runs: list[tuple[int, int]] = []
+    for id in ids:
+        first, count = runs[-1] if runs else (id, 0)
+        if runs and id == first + count:
+            runs[-1] = first, count + 1
+        else:
+            runs.append((id, 1))
+    return runs

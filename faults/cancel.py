@@ -136,11 +136,13 @@ def _phases(cut: list[Record], seen: Seen) -> dict[str, int] | None:
 
 
 def _earliest(shot: Shot, plan: Plan) -> int:
-    """When a shot can be sent at the earliest: its own due time, or its first ancestor's."""
+    """When a shot can be sent at the earliest: its first ancestor's due time, and all think times since."""
+    thinking = 0
     while shot.due_ns is None:
         assert shot.parent is not None, "a shot without a due time has a parent"
+        thinking += shot.after_ns or 0
         shot = plan.shots[shot.parent]
-    return shot.due_ns
+    return shot.due_ns + thinking
 
 
 def _end(plan: Plan) -> int:

@@ -26,6 +26,7 @@ out = Console() if sys.stdout.isatty() else Console(soft_wrap=True, width=160, h
 err = Console(stderr=True) if sys.stderr.isatty() else Console(stderr=True, soft_wrap=True)
 
 _BARS = " ▁▂▃▄▅▆▇█"
+_WIDTH = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,12 @@ class Tick:
     completed: int = 0
     failed: int = 0
     ttft_ms: float | None = None
-    """Median of the requests whose first token came since the last tick."""
+    itl_ms: float | None = None
+    """Medians of the last completed requests; of the slowest class."""
+    tokens: int = 0
+    """Output tokens of the completed requests so far."""
+    faults: tuple[str, ...] = ()
+    """Those that are broken now."""
 
 
 class View(Protocol):
@@ -87,8 +93,7 @@ class Watch:
     """For a terminal: a small panel that is redrawn in place, notes scroll above it."""
 
     _live: Live = field(default_factory=lambda: Live(console=err, refresh_per_second=4, transient=True))
-    _ttft: deque[float | None] = field(default_factory=lambda: deque(maxlen=40))
-    _rate: deque[float | None] = field(default_factory=lambda: deque(maxlen=40))
+    _series: dict[str, deque[float | None]] = field(default_factory=dict)
     _last: Tick | None = None
     _started: bool = False
 
@@ -96,14 +101,21 @@ class Watch:
         self._show(Text(f"⋯ {text}", style="cyan"))
 
     def tick(self, tick: Tick) -> None:
-        before = self._last
-        self._ttft.append(tick.ttft_ms)
-        self._rate.append(float(tick.sent - before.sent) if before else float(tick.sent))
-        self._last = tick
+        before, self._last = self._last, tick
+        rows = (
+            ("sent", "/s", "green", _per_second(tick, before, "sent")),
+            ("tokens", "/s", "green", _per_second(tick, before, "tokens")),
+            ("in flight", "", "blue", float(tick.in_flight)),
+            ("TTFT p50", " ms", "magenta", tick.ttft_ms),
+            ("ITL p50", " ms", "magenta", tick.itl_ms),
+        )
         table = Table.grid(padding=(0, 2))
-        table.add_row("sent each second", Text(_spark(self._rate), style="green"), _last_of(self._rate, ""))
-        table.add_row("TTFT p50", Text(_spark(self._ttft), style="magenta"), _last_of(self._ttft, " ms"))
-        self._show(Group(Text(_line(tick), style="bold"), table))
+        for name, unit, style, value in rows:
+            series = self._series.setdefault(name, deque(maxlen=_WIDTH))
+            series.append(value)
+            table.add_row(name, Text(_spark(series).ljust(_WIDTH), style=style), _last_of(series, unit))
+        broken = Text("now broken: " + ", ".join(tick.faults), style="bold red") if tick.faults else Text("")
+        self._show(Group(Text(_line(tick), style="bold"), table, broken))
 
     def note(self, text: str) -> None:
         err.print(f"  {text}", highlight=False, soft_wrap=True)
@@ -132,6 +144,12 @@ def _line(tick: Tick) -> str:
         f"{tick.phase} {tick.elapsed:.0f}/{tick.total:.0f} s · sent {tick.sent}/{tick.planned} · "
         f"in flight {tick.in_flight} · completed {tick.completed} · not ok {tick.failed} · {left:.0f} s left"
     )
+
+
+def _per_second(tick: Tick, before: Tick | None, what: str) -> float:
+    """How fast a count grew since the tick before."""
+    grown = getattr(tick, what) - (getattr(before, what) if before is not None else 0)
+    return float(grown) / max(0.1, tick.elapsed - (before.elapsed if before is not None else 0.0))
 
 
 def _spark(values: Sequence[float | None]) -> str:

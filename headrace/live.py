@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import secrets
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,17 +23,16 @@ from headrace.controls import HttpControls
 from headrace.errors import TargetFailed, UsageFailed
 from headrace.manifest import engine_facts
 from headrace.processes import Child
-from headrace.site import RECORDS, TEXTS, LoadEnd, LoadOrder, NoControls, OnTick
+from headrace.live_load import LiveLoad
+from headrace.site import LoadOrder, NoControls, OnTick
 from loadgen.clock import Clock, monotonic
-from loadgen.job import LoadJob, TargetJob
-from loadgen.observed_io import read_observed
+from loadgen.job import TargetJob
 from scenarios.parts import engine_config, target_job
 from scenarios.schema import EngineTarget, Scenario, UrlTarget
 
 READY_LIMIT_S = 300.0
 """How long an engine may take to load and warm up."""
 STOP_LIMIT_S = 40.0
-WARM_CONNECTIONS = 16
 
 
 async def preflight(scenario: Scenario) -> None:
@@ -186,87 +184,3 @@ class LiveSite:
         if self.engine is None or (code := self.engine.code()) is None:
             return None
         return f"the engine process ended by itself with exit code {code}"
-
-
-class LiveLoad:
-    """The load process: told what to do over its stdin, heard over its stdout (loadgen.process)."""
-
-    def __init__(self, child: Child, order: LoadOrder, on_tick: OnTick) -> None:
-        self._child = child
-        self._order = order
-        self._on_tick = on_tick
-        self._done: dict[str, Any] | None = None
-        self._error: str | None = None
-
-    @staticmethod
-    async def begin(target: TargetJob, order: LoadOrder, on_tick: OnTick) -> LiveLoad:
-        """Start the process and wait until its connections are warm. Raises TargetFailed."""
-        folder = order.folder
-        job = LoadJob(
-            plan=str(folder / "plan.parquet"),
-            records=str(folder / RECORDS),
-            target=target,
-            tag=order.tag,
-            nonce=order.nonce,
-            unit=order.unit,
-            whole=order.whole,
-            timeouts=order.timeouts,
-            warm_connections=WARM_CONNECTIONS,
-            observed=str(folder / "observed.arrow") if target.options.get("own") else None,
-            texts=str(folder / TEXTS) if order.keep_text else None,
-            salt=secrets.randbits(63),
-        )
-        with tempfile.NamedTemporaryFile("w", suffix=".json", prefix="headrace-job-", delete=False) as file:
-            json.dump(job.as_dict(), file)
-        child = await Child.start(["-m", "loadgen.process", file.name], folder / "load.log")
-        load = LiveLoad(child, order, on_tick)
-        try:
-            event = await load._next()
-        finally:
-            Path(file.name).unlink(missing_ok=True)
-        if event is None or event["event"] != "ready":
-            code = await child.ended(5.0)
-            why = event["message"] if event is not None else f"it ended with exit code {code}"
-            raise TargetFailed(f"the load process could not begin: {why}", f"see {folder / 'load.log'}")
-        return load
-
-    def start(self, t0: int) -> None:
-        self._child.tell({"start": t0})
-
-    async def finished(self) -> LoadEnd:
-        while (event := await self._next()) is not None:
-            if event["event"] == "progress":
-                self._on_tick(event)
-            elif event["event"] == "done":
-                self._done = event
-                break
-            elif event["event"] == "error":
-                self._error = event["message"]
-        if self._done is None:
-            code = await self._child.ended(5.0)
-            why = self._error or f"the load process died (exit code {code})"
-            return LoadEnd({}, interrupted=False, lost=why)
-        observed, error = None, self._done.get("observe_error")
-        file = self._order.folder / "observed.arrow"
-        if error is None and file.exists():
-            observed = read_observed(file)
-        return LoadEnd(self._done["signals"], self._done["interrupted"], observed, error)
-
-    def stop(self) -> None:
-        self._child.tell({"stop": True})
-
-    async def close(self) -> None:
-        await self._child.end(5.0)
-
-    def cancel(self, shot: int) -> None:
-        self._child.tell({"cancel": shot})
-
-    def request_id(self, shot: int) -> str:
-        return f"{self._order.tag}-{shot}"
-
-    async def _next(self) -> dict[str, Any] | None:
-        line = await self._child.read_line()
-        if not line.endswith(b"\n"):  # its end, or half a line of one that was killed
-            return None
-        event: dict[str, Any] = json.loads(line)
-        return event

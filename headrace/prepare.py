@@ -55,7 +55,11 @@ def seed_of(scenario: Scenario) -> int:
 def make_plan(scenario: Scenario) -> Plan:
     """Every send of the run, edited by the faults that use door 1."""
     seed = seed_of(scenario)
-    return edit(scenario.faults, Plan.make(parts.loads(scenario), scenario.phases, seed), seed)
+    return edit(scenario.faults, _drawn(scenario, seed), seed)
+
+
+def _drawn(scenario: Scenario, seed: int) -> Plan:
+    return Plan.make(parts.loads(scenario), scenario.phases, seed, scenario.client.processes)
 
 
 def judging_of(
@@ -93,10 +97,10 @@ def describe_plan(scenario: Scenario, plan: Plan) -> dict[str, Any]:
             "requests": sum(shot.class_ == name for shot in plan.shots),
             "in window": sum(shot.class_ == name and shot.phase == "window" for shot in plan.shots),
             "cancelled": sum(shot.class_ == name and shot.cancel is not None for shot in plan.shots),
-            "requests/s": round(want.requests_s, 3),
-            "prefill tokens/s": round(want.prefill_tokens_s, 1),
-            "uncached tokens/s": round(want.uncached_tokens_s, 1),
-            "decode tokens/s": round(want.decode_tokens_s, 1),
+            "requests/s": _rounded(want.requests_s, 3),
+            "prefill tokens/s": _rounded(want.prefill_tokens_s, 1),
+            "uncached tokens/s": _rounded(want.uncached_tokens_s, 1),
+            "decode tokens/s": _rounded(want.decode_tokens_s, 1),
         }
         for name, want in wants.items()
     ]
@@ -109,6 +113,10 @@ def describe_plan(scenario: Scenario, plan: Plan) -> dict[str, Any]:
         "classes": rows,
         "warnings": warnings_of(judging),
     }
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
 
 
 def warnings_of(judging: Judging) -> list[str]:

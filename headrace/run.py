@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -26,7 +26,6 @@ from headrace.verdict import Outcome, conclude
 from headrace.virtual import virtual_site
 from headrace.watching import Watcher
 from loadgen.clock import Clock, monotonic, run_virtual, sleep_until
-from loadgen.flight import Timeouts
 from loadgen.plan import Plan
 from loadgen.plan_io import write_plan
 from loadgen.scrape import Scraper
@@ -169,6 +168,8 @@ def _order(scenario: Scenario, plan: Plan, options: Options, folder: Path) -> Lo
         tag if scenario.cache == "cold" else None,
         tag,
         parts.whole(scenario),
-        Timeouts(**asdict(scenario.timeouts)),
+        parts.client_rules(scenario),
+        scenario.client.processes,
+        scenario.client.connections,
         options.keep_text,
     )

@@ -9,15 +9,17 @@ from typing import Any, Protocol
 
 from faults.fault import Controls, LoadControls
 from loadgen.clock import Clock
-from loadgen.flight import Timeouts
 from loadgen.plan import Plan
+from loadgen.rules import Rules
 from loadgen.text import Unit
 from results.attribution.observed import Observed
 
 LEAD_NS = 3_000_000_000
 """From the load being told to start until t0: bodies are made at least 2 s before they are due."""
 RECORDS = "records-0.arrow"
-"""In the run directory: what the load writes while it runs."""
+"""In the run directory: what the first load process writes while it runs; the next ones count on."""
+ATTEMPTS = "attempts-0.arrow"
+"""The same for attempts that were followed by another one."""
 TEXTS = "texts.jsonl"
 """In the run directory, only with ``--keep-text``."""
 
@@ -32,7 +34,10 @@ class LoadOrder:
     nonce: str | None
     tag: str
     whole: tuple[str, ...]
-    timeouts: Timeouts
+    rules: Rules = Rules()
+    processes: int = 1
+    """Load processes of a live run; the plan has as many slices."""
+    connections: int | None = None
     keep_text: bool = False
 
 

@@ -23,8 +23,9 @@ from engine.model.loader import identity, load_runner, load_tokenizer, with_kv_b
 from faults.fault import Controls
 from headrace.errors import TargetFailed, UsageFailed
 from headrace.manifest import engine_facts
-from headrace.site import RECORDS, TEXTS, LoadEnd, LoadOrder, OnTick
+from headrace.site import ATTEMPTS, RECORDS, TEXTS, LoadEnd, LoadOrder, OnTick
 from loadgen.clock import Clock
+from loadgen.desk import InlineDesk
 from loadgen.driver import Driver
 from loadgen.health import driver_signals
 from loadgen.observe import Kept, keep, observe, tokenizer_of
@@ -34,6 +35,7 @@ from loadgen.text import Prompter, TextMaker
 from loadgen.texts import write_texts
 from loadgen.timeline import Exchange
 from loadgen.transport import HttpRequest, Sink
+from results.record import Record
 from results.run import RecordWriter
 from scenarios.parts import engine_config
 from scenarios.schema import EngineTarget, Scenario
@@ -184,21 +186,19 @@ class VirtualLoad:
         self._records = RecordWriter(order.folder / RECORDS)
         self._kept: list[Kept] = []
         self._interrupted = False
+        shots, phases = order.plan.shots, order.plan.phases
+        self._desk = InlineDesk(shots, phases, self._renderer, self._on_close, self._on_attempt)
+        self._attempts: RecordWriter | None = None
         self._driver: Driver | None = None
         self._task: asyncio.Task[None] | None = None
         self._ticking: asyncio.Task[None] | None = None
 
     def start(self, t0: int) -> None:
-        order = self._order
+        plan, rules = self._order.plan, self._order.rules
         self._driver = Driver(
-            order.plan,
-            self._renderer,
-            self._transport,
-            self._clock,
-            t0,
-            self._on_close,
-            timeouts=order.timeouts,
+            plan.shots, plan.phases, self._desk, self._dialect, self._transport, self._clock, t0, rules
         )
+        self._t0 = t0
         self._task = asyncio.create_task(self._driver.run())
         self._ticking = asyncio.create_task(self._tick(self._driver))
 
@@ -206,13 +206,15 @@ class VirtualLoad:
         assert self._task is not None, "start comes first"
         assert self._driver is not None
         await self._task
-        self._records.close()
-        self._on_tick(asdict(self._driver.snapshot()))
+        self._close_files()
+        self._show(self._driver)
         if self._order.keep_text:
             write_texts(self._kept, self._order.folder / TEXTS)
         tokenize = tokenizer_of(self._transport, self._dialect)
         observed = await observe(self._kept, tokenize, SALT, "virtual")
-        return LoadEnd(driver_signals(self._driver).as_dict(), self._interrupted, observed)
+        tallies = self._desk.tallies
+        said = {"littles_sum": tallies.littles_sum, "lost": tallies.lost}
+        return LoadEnd(driver_signals(self._driver, said).as_dict(), self._interrupted, observed)
 
     def stop(self) -> None:
         self._interrupted = True
@@ -224,7 +226,12 @@ class VirtualLoad:
             if task is not None and not task.done():
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
+        self._close_files()
+
+    def _close_files(self) -> None:
         self._records.close()
+        if self._attempts is not None:
+            self._attempts.close()
 
     def cancel(self, shot: int) -> None:
         if self._driver is not None:
@@ -232,6 +239,11 @@ class VirtualLoad:
 
     def request_id(self, shot: int) -> str:
         return self._renderer.request_id(shot)
+
+    def _on_attempt(self, record: Record) -> None:
+        if self._attempts is None:
+            self._attempts = RecordWriter(self._order.folder / ATTEMPTS)
+        self._attempts.append(record)
 
     def _on_close(self, exchange: Exchange, rendered: Rendered | None) -> None:
         self._records.append(exchange.record)
@@ -243,4 +255,9 @@ class VirtualLoad:
         while True:
             await asyncio.sleep(1.0)
             self._records.flush()
-            self._on_tick(asdict(driver.snapshot()))
+            self._show(driver)
+
+    def _show(self, driver: Driver) -> None:
+        since = self._clock() - self._t0
+        heard = self._desk.tallies.heard()
+        self._on_tick(asdict(driver.counts.snapshot(since, driver.in_flight.now, heard)))

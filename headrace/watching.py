@@ -25,10 +25,9 @@ class Watcher:
     def on_tick(self, snapshot: Mapping[str, Any]) -> None:
         """Once a second, with loadgen.progress.Snapshot as a dict."""
         self._tell_faults()
-        classes = snapshot["classes"].values()
+        classes = list(snapshot["classes"].values())
         done = {k: sum(row["outcomes"].get(k, 0) for row in classes) for k in ("completed", "not_sent")}
         ended = sum(sum(row["outcomes"].values()) for row in classes)
-        slowest = [row["ttft_sched_s"] for row in classes if row["ttft_sched_s"] is not None]
         self.view.tick(
             Tick(
                 elapsed=max(0.0, snapshot["t"] / 1e9),
@@ -39,7 +38,10 @@ class Watcher:
                 in_flight=snapshot["in_flight"],
                 completed=done["completed"],
                 failed=ended - done["completed"] - done["not_sent"],
-                ttft_ms=max(slowest) * 1e3 if slowest else None,
+                ttft_ms=_slowest(classes, "ttft_sched_s"),
+                itl_ms=_slowest(classes, "itl_s"),
+                tokens=sum(row["tokens"] for row in classes),
+                faults=tuple(w.id for w in self.faults if w.injected is not None and w.healed is None),
             )
         )
 
@@ -57,3 +59,8 @@ class Watcher:
             if window.error is not None and (window.id, "error") not in self._said:
                 self._said.add((window.id, "error"))
                 self.view.note(f"          {window.id} ({window.type}): {window.error}")
+
+
+def _slowest(classes: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    """The largest of the classes' medians, in ms."""
+    return max((row[key] * 1e3 for row in classes if row[key] is not None), default=None)

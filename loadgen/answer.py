@@ -2,16 +2,70 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from loadgen.payload import NOT_JSON, parsed
 from loadgen.sse import Event
 from loadgen.targets.base import Dialect
-from loadgen.targets.reading import ChoiceDelta, InBandError, Reading, find_error
+from loadgen.targets.errors import find_error
+from loadgen.targets.reading import ChoiceDelta, InBandError, Reading, ToolDelta
+from results.attribution.usage import generated
 
 DONE = "[DONE]"
+_KEEP_ALIVE = frozenset(("ping", "heartbeat", "keepalive", "keep-alive"))
+
+
+@dataclass(slots=True)
+class Choice:
+    """One choice with a timeline of its own (MEASUREMENT C13). Times as in `Answer`."""
+
+    token_times: list[int] = field(default_factory=list)
+    token_counts: list[int | None] = field(default_factory=list)
+    shared: list[int] = field(default_factory=list)
+    """Indexes of token events that were not the only event of their read."""
+    coalesced: int = 0
+    first_visible: int | None = None
+    last_reasoning: int | None = None
+    """Of the reasoning events up to the first visible one (think_gap)."""
+    text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    tools: dict[int, dict[str, Any]] = field(default_factory=dict)
+    ids: list[int] = field(default_factory=list)
+    finish: str | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Output tokens seen so far; an event that does not say counts as one."""
+        return sum(1 if count is None else count for count in self.token_counts)
+
+    def token(self, t: int, count: int | None, delta: ChoiceDelta) -> None:
+        self.token_times.append(t)
+        self.token_counts.append(count)
+        if self.first_visible is None:
+            if delta.reasoning:
+                self.last_reasoning = t
+            if delta.visible:
+                self.first_visible = t
+
+    def assemble(self, delta: ChoiceDelta) -> None:
+        self.finish = delta.finish or self.finish
+        if delta.content:
+            self.text.append(delta.content)
+        if delta.reasoning:
+            self.reasoning.append(delta.reasoning)
+        if delta.ids:
+            self.ids.extend(delta.ids)
+        for tool in delta.tools:
+            self._tool(tool)
+
+    def _tool(self, delta: ToolDelta) -> None:
+        blank = {"index": delta.index, "id": None, "name": None, "arguments": ""}
+        call = self.tools.setdefault(delta.index, blank)
+        call["id"] = call["id"] or delta.id
+        call["name"] = call["name"] or delta.name
+        call["arguments"] += delta.arguments
 
 
 @dataclass(slots=True)
@@ -20,143 +74,175 @@ class Answer:
     the read that completed it (MEASUREMENT C3)."""
 
     dialect: Dialect
+    choices: dict[int, Choice] = field(default_factory=dict)
     first_event: int | None = None
-    first_visible: int | None = None
-    last_reasoning: int | None = None
-    """Of the reasoning events up to the first visible one (think_gap)."""
     finish_at: int | None = None
     done_at: int | None = None
-    token_times: list[int] = field(default_factory=list)
-    token_counts: list[int | None] = field(default_factory=list)
-    coalesced: int = 0
-    text: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    tools: dict[int, dict[str, Any]] = field(default_factory=dict)
-    ids: list[int] = field(default_factory=list)
     usage: dict[str, Any] = field(default_factory=dict)
-    finishes: dict[int, str | None] = field(default_factory=dict)
+    timings: dict[str, Any] = field(default_factory=dict)
     error: InBandError | None = None
     unterminated: bool = False
+    in_one_piece: bool = False
+    whole_count: int | None = None
+    """Tokens of an answer in one piece, by its ids or logprobs."""
     _counted: int | None = 0
-    """usage.completion_tokens as of the last token-bearing event; None if that event had no usage."""
+    """Output tokens by usage as of the last token-bearing event; None if that event had no usage."""
 
-    def read(self, t: int, events: list[Event]) -> None:
-        """Take the events that one read completed at ``t``."""
-        before = len(self.token_times)
-        for event in events:
-            self._event(t, event)
-        self.coalesced += max(0, len(self.token_times) - before - 1)
+    # --- what is known
+
+    @property
+    def first(self) -> Choice:
+        """The choice that a record is about; the plan asks for one."""
+        return self.choices.get(0) or Choice()
+
+    @property
+    def token_times(self) -> list[int]:
+        """Of the first choice."""
+        return self.first.token_times
+
+    @property
+    def last_token(self) -> int | None:
+        """When any choice last got a token."""
+        return max((c.token_times[-1] for c in self.choices.values() if c.token_times), default=None)
+
+    @property
+    def tokens(self) -> int:
+        """Output tokens of all choices seen so far."""
+        return sum(choice.tokens for choice in self.choices.values())
 
     @property
     def finished(self) -> bool:
         """Every choice has its finish reason."""
-        return bool(self.finishes) and all(self.finishes.values())
+        return bool(self.choices) and all(choice.finish for choice in self.choices.values())
 
-    @property
-    def tokens(self) -> int:
-        """Output tokens seen so far; an event that does not say counts as one."""
-        return sum(1 if count is None else count for count in self.token_counts)
+    # --- what comes in
+
+    def read(self, t: int, events: Sequence[Event], alone: bool | None = None) -> Reading | None:
+        """Take the events that one read completed at ``t``; gives what the last of them said.
+
+        ``alone``: the read brought one event and nothing of another.
+        """
+        if len(events) == 1 if alone is None else alone:
+            return self._event(t, events[0])
+        reading = None
+        before = {index: len(choice.token_times) for index, choice in self.choices.items()}
+        for event in events:
+            reading = self._event(t, event)
+        self._mark_shared(before)
+        return reading
+
+    def plain(self, t: int, index: int, text: str, is_reasoning: bool) -> None:
+        """Take an event that said nothing but ``text`` of a choice that is known already."""
+        choice = self.choices[index]
+        choice.token_times.append(t)
+        choice.token_counts.append(None)
+        self._counted = None
+        if not is_reasoning:
+            choice.text.append(text)
+            return
+        choice.reasoning.append(text)
+        if choice.first_visible is None:
+            choice.last_reasoning = t
 
     def whole(self, t: int, payload: Mapping[str, Any]) -> None:
         """Take an answer that came in one piece: nothing in it has a time of its own."""
         reading = self.dialect.read(dict(payload))
-        self.error = reading.error
-        self._merge(reading.usage)
-        for choice in reading.choices:
-            self._assemble(choice)
-        if self.finished:
+        self.error, self.in_one_piece = reading.error, True
+        self._merge(reading)
+        for delta in reading.choices:
+            self._choice(delta.index).assemble(delta)
+        counts = [delta.count for delta in reading.choices if delta.count is not None]
+        if counts and len(counts) == len(reading.choices):
+            self.whole_count = sum(counts)
+        if self.choices or reading.done:
             self.finish_at = self.done_at = t
 
-    def _event(self, t: int, event: Event) -> None:
+    def _mark_shared(self, before: Mapping[int, int]) -> None:
+        for index, choice in self.choices.items():
+            first, end = before.get(index, 0), len(choice.token_times)
+            choice.shared.extend(range(first, end))
+            choice.coalesced += max(0, end - first - 1)
+
+    def _event(self, t: int, event: Event) -> Reading | None:
         if self.done_at is not None:
-            return
+            return None
         data = event.data.strip()
-        payload = None if data == DONE else _parsed(data)
+        payload = None if data == DONE else parsed(data)
         if not event.terminated:
-            if data != DONE and payload is None:
-                return  # cut off in the middle, not an event
+            if payload is NOT_JSON:
+                return None  # cut off in the middle, not an event
             self.unterminated = True
+        if not data or (payload is NOT_JSON and event.type in _KEEP_ALIVE):
+            return None
         self.first_event = t if self.first_event is None else self.first_event
         if data == DONE:
             self.done_at = t
-        elif payload is None or event.type == "error":
-            shape = data if payload is None else payload
-            found = find_error(shape, event.type) or InBandError(f"event is not JSON: {data[:200]}")
-            self.error = self.error or found
+        elif payload is NOT_JSON or event.type == "error":
+            self._odd(event.type, data if payload is NOT_JSON else payload, data)
         elif isinstance(payload, dict):
-            self._payload(t, self.dialect.read(payload))
+            reading = self.dialect.read(payload)
+            self._payload(t, reading)
+            return reading
         else:
             self.error = self.error or find_error(payload)
+        return None
+
+    def _odd(self, event_type: str, shape: object, data: str) -> None:
+        """An event that calls itself an error, or that nobody can read."""
+        found = find_error(shape, event_type) or InBandError(f"event is not JSON: {data[:200]}")
+        self.error = self.error or found
 
     def _payload(self, t: int, reading: Reading) -> None:
         self.error = self.error or reading.error
-        counted = _completion_tokens(reading.usage)
-        bears = any(choice.bears_tokens for choice in reading.choices)
-        if reading.choices and not bears and not any(choice.finish for choice in reading.choices):
+        counted = generated(reading.usage)
+        advanced = counted is not None and counted > (generated(self.usage) or 0)
+        if reading.usage is not None or reading.timings is not None:
+            self._merge(reading)
+        bears = [delta.bears_tokens for delta in reading.choices]
+        if advanced and bears and not any(bears) and not any(delta.finish for delta in reading.choices):
             # A special token that shows as nothing still is a token, if usage says so (C5).
-            bears = counted is not None and counted > (_completion_tokens(self.usage) or 0)
-        self._merge(reading.usage)
-        if bears:
-            self._tokens(t, reading, counted)
-        for choice in reading.choices:
-            self._assemble(choice)
-            if choice.finish:
-                self.finish_at = t
+            bears[0] = True
+        for delta, token in zip(reading.choices, bears, strict=True):
+            self._delta(t, delta, token, counted)
+        if any(bears):
+            self._counted = counted
+        if reading.done:
+            self.done_at = t
 
-    def _tokens(self, t: int, reading: Reading, counted: int | None) -> None:
-        self.token_times.append(t)
-        said = [choice.count for choice in reading.choices if choice.count is not None]
-        if said:
-            self.token_counts.append(sum(said))
-        elif counted is not None and self._counted is not None:
-            self.token_counts.append(max(0, counted - self._counted))
-        else:
-            self.token_counts.append(None)
-        self._counted = counted
-        if self.first_visible is None:
-            if any(choice.reasoning for choice in reading.choices):
-                self.last_reasoning = t
-            if any(choice.visible for choice in reading.choices):
-                self.first_visible = t
+    def _delta(self, t: int, delta: ChoiceDelta, token: bool, counted: int | None) -> None:
+        choice = self._choice(delta.index)
+        if token:
+            choice.token(t, self._count(delta, counted), delta)
+        choice.assemble(delta)
+        if delta.finish:
+            self.finish_at = t
 
-    def _assemble(self, choice: ChoiceDelta) -> None:
-        if choice.finish or choice.index not in self.finishes:
-            self.finishes[choice.index] = choice.finish
-        if choice.index != 0:
-            return  # one timeline and text per choice (C13); the plan asks for one
-        self.text.append(choice.content)
-        self.reasoning.append(choice.reasoning)
-        self.ids.extend(choice.ids or ())
-        for delta in choice.tools:
-            call = self.tools.setdefault(
-                delta.index, {"index": delta.index, "id": None, "name": None, "arguments": ""}
-            )
-            call["id"] = call["id"] or delta.id
-            call["name"] = call["name"] or delta.name
-            call["arguments"] += delta.arguments
+    def _count(self, delta: ChoiceDelta, counted: int | None) -> int | None:
+        """Tokens of this event: as it says itself, else as usage advanced; usage is of all choices."""
+        if delta.count is not None:
+            return delta.count
+        if counted is None or self._counted is None or len(self.choices) > 1:
+            return None
+        return max(0, counted - self._counted)
 
-    def _merge(self, usage: Mapping[str, Any] | None) -> None:
+    def _choice(self, index: int) -> Choice:
+        choice = self.choices.get(index)
+        if choice is None:
+            choice = self.choices[index] = Choice()
+        return choice
+
+    def _merge(self, reading: Reading) -> None:
         """By field, the last value that is not null wins (C9)."""
-        _merge(self.usage, usage or {})
+        _merge(self.usage, reading.usage or {})
+        _merge(self.timings, reading.timings or {})
 
 
-def _merge(into: dict[str, Any], new: Mapping[str, Any]) -> None:
+def _merge(into: dict[str, Any], new: Mapping[str, Any], depth: int = 3) -> None:
+    """No counter of any vendor is deeper than ``depth``; what is deeper is taken as it is."""
     for key, value in new.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, dict) and depth:
             inner = into.get(key)
             into[key] = inner if isinstance(inner, dict) else {}
-            _merge(into[key], value)
+            _merge(into[key], value, depth - 1)
         elif value is not None:
             into[key] = value
-
-
-def _completion_tokens(usage: Mapping[str, Any] | None) -> int | None:
-    value = (usage or {}).get("completion_tokens")
-    return value if isinstance(value, int) else None
-
-
-def _parsed(data: str) -> Any:
-    try:
-        return json.loads(data)
-    except ValueError:
-        return None

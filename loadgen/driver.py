@@ -1,90 +1,87 @@
-"""Fires a plan: every shot at its time, every shot to exactly one record.
+"""Fires a plan: every shot at its time, every shot to exactly one outcome.
 
 ```
-agenda ──due──> feeder ──body──> transport ──bytes──> flight ──ended──> record
-   ^                                                              │
-   └────────── later turns: end of the answer + think time ───────┘
+plan, agenda ──due──> desk ──body──> transport ──reads──> flight ──closed──> desk ──record
+      ^                                                                        │
+      └──────────── later turns: end of the answer + think time <──────told────┘
 ```
 The driver is told the time by its alarm and by the transport's stamps. It never sends early, sends at
 once what is late, and never moves a due time (MEASUREMENT C16). A slow target only ever holds back the
-later turns of its own sessions (C20).
+later turns of its own sessions (C20). What an answer means is the desk's business (loadgen.desk).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import ParamSpec
 
-from loadgen.accounts import record_of
 from loadgen.agenda import Agenda
 from loadgen.alarm import Alarm, LoopAlarm
 from loadgen.clock import Clock
-from loadgen.feeder import Feeder, InlineFeeder
-from loadgen.flight import Flight, Timeouts
+from loadgen.desk import Desk, Told, Unsent
+from loadgen.flight import Flight
+from loadgen.gate import Gate
 from loadgen.inflight import InFlight
 from loadgen.outcomes import Cut
-from loadgen.plan import Plan, Shot
-from loadgen.progress import Progress, Snapshot
-from loadgen.render import Rendered, Renderer
-from loadgen.timeline import CountTokens, Exchange, Timeline
-from loadgen.transport import Transport
-from results.record import Outcome, Record
+from loadgen.plan import Phases, Shot
+from loadgen.progress import Counts
+from loadgen.raw import Closed, Raw
+from loadgen.rules import Rules
+from loadgen.targets.base import Dialect
+from loadgen.transport import HttpRequest, Transport
+from results.record import Outcome
 
-LOOK_AHEAD_NS = 3_000_000_000
-"""How long before it is due a body is made."""
 LINGER_NS = 250_000_000
 """How long an ended answer may take to give its connection back before it is closed."""
 
+_GONE = Raw()
 P = ParamSpec("P")
 MakeAlarm = Callable[[Clock, Callable[[], None]], Alarm]
 
 
 class Driver:
-    """Fires the shots of one slice. ``t0`` is ns on ``clock``; ``on_close`` gets every shot's exchange
-    once, with its record. Use `run`, or `start` and `wake` from a loop of one's own."""
+    """Fires ``shots``, those of one load process. ``t0`` is ns on ``clock``. Use `run`, or `start` and
+    `wake` from a loop of one's own."""
 
     def __init__(
         self,
-        plan: Plan,
-        renderer: Renderer,
+        shots: Sequence[Shot],
+        phases: Phases,
+        desk: Desk,
+        dialect: Dialect,
         transport: Transport,
         clock: Clock,
         t0: int,
-        on_close: Callable[[Exchange, Rendered | None], None],
-        *,
-        slice: int | None = None,
-        timeouts: Timeouts = Timeouts(),  # noqa: B008  frozen
-        feeder: Feeder | None = None,
-        count_tokens: CountTokens | None = None,
+        rules: Rules = Rules(),  # noqa: B008  frozen
     ) -> None:
-        self._plan, self._renderer, self._transport = plan, renderer, transport
-        self._clock, self._t0, self._on_close = clock, t0, on_close
-        self._timeouts, self._count_tokens = timeouts, count_tokens
-        self._feeder = feeder or InlineFeeder()
-        self._shots = plan.shots if slice is None else plan.of_slice(slice)
+        self._phases, self._desk, self._dialect = phases, desk, dialect
+        self._transport, self._clock, self._t0, self._rules = transport, clock, t0, rules
         self._followers: dict[int, list[Shot]] = defaultdict(list)
-        for shot in self._shots:
+        for shot in shots:
             if shot.parent is not None:
                 self._followers[shot.parent].append(shot)
+        self._shots = shots
+        self._first = sorted((s for s in shots if s.due_ns is not None), key=lambda s: (s.due_ns, s.id))
+        self._next = 0
         self._agenda = Agenda()
         self._alarm: Alarm | None = None
-        self._waiting: dict[int, Shot] = {}
+        self._armed: int | None = None
+        self._gates = {name: Gate(cap) for name, cap in rules.caps.items()}
         self._flights: dict[int, Flight] = {}
         self._cancelled_early: set[int] = set()
-        self._answers: dict[int, dict[int, str]] = defaultdict(dict)
-        self._left = {shot.id for shot in self._shots}
+        self._over = bytearray(1 + max((shot.id for shot in shots), default=0))
+        self._left = len(shots)
         self._done: asyncio.Future[None] | None = None
-        self.in_flight = InFlight(*plan.phases.window_ns)
-        self.progress = Progress(self._shots, plan.phases)
+        self.in_flight = InFlight(*phases.window_ns)
+        self.counts = Counts(shots, phases)
 
     # --- from outside
 
     async def run(self, make_alarm: MakeAlarm = LoopAlarm) -> None:
-        """Fire everything and return when every shot has its record. Raises what went wrong inside, for
-        example in rendering; shots without a record are then not accounted for."""
+        """Fire everything and return when every shot has its outcome. Raises what went wrong inside."""
         self._done = asyncio.get_running_loop().create_future()
         self.start(make_alarm(self._clock, self.wake))
         try:
@@ -93,15 +90,12 @@ class Driver:
             self._agenda.clear()
             if self._alarm is not None:
                 self._alarm.close()
-            self._feeder.close()
 
     def start(self, alarm: Alarm) -> None:
-        """Put the plan on the agenda. To have the first bodies ready, start some seconds before t0."""
+        """Begin with the plan. To have the first bodies ready, start some seconds before t0."""
         self._alarm = alarm
-        for shot in self._shots:
-            if shot.due_ns is not None:
-                self._schedule(shot, self._t0 + shot.due_ns)
-        end = self._t0 + self._plan.phases.load_ns + round(self._plan.phases.drain * 1e9)
+        self._desk.begin(self._t0, self.told)
+        end = self._t0 + self._phases.load_ns + round(self._phases.drain * 1e9)
         self._agenda.at(end, lambda now: self._end_run("drain_limit"))
         self._arm()
         self._finish_if_done()
@@ -115,52 +109,62 @@ class Driver:
         flight = self._flights.get(shot)
         if flight is not None:
             self._guarded(self._cancel, flight, self._clock())
-        elif shot in self._left:
+        elif shot < len(self._over) and not self._over[shot]:
             self._cancelled_early.add(shot)
 
     def stop(self) -> None:
         """End the run now: what is in the air is cut off, the rest is not sent. Idempotent."""
         self._guarded(self._end_run, "interrupted")
 
-    def request_id(self, shot: int) -> str:
-        return self._renderer.request_id(shot)
-
-    def snapshot(self) -> Snapshot:
-        """Where the run stands; cheap."""
-        return self.progress.snapshot(self._clock() - self._t0, self.in_flight.now)
+    def fail(self, error: BaseException) -> None:
+        """Whoever works for the driver cannot go on; `run` raises ``error``."""
+        if self._done is None:
+            raise error
+        if not self._done.done():
+            self._done.set_exception(error)
 
     # --- sending
 
-    def _schedule(self, shot: Shot, due: int) -> None:
-        self._waiting[shot.id] = shot
-        self._agenda.at(due - LOOK_AHEAD_NS, lambda now: self._feeder.prepare(shot.id, self._make(shot)))
-        self._agenda.at(due, lambda now: self._dequeue(shot, due, now))
+    def _due(self, shot: Shot, due: int, now: int) -> None:
+        """``shot`` is due: send it, unless its class is full."""
+        gate = self._gates.get(shot.class_)
+        if gate is None or gate.enter(partial(self._ask, shot, due, now, 1)):
+            self._ask(shot, due, now, 1, now)
+        elif gate.drops:
+            self._unsent(shot, self._phases.of(due - self._t0), "cap", due, Outcome.DROPPED)
 
-    def _make(self, shot: Shot) -> Callable[[], Rendered]:
-        return partial(self._renderer.render, shot, self._answers.get(shot.session, {}))
+    def _ask(self, shot: Shot, due: int, dequeued: int, attempt: int, now: int) -> None:
+        if self._over[shot.id]:
+            self._leave(shot)
+            return
 
-    def _dequeue(self, shot: Shot, due: int, now: int) -> None:
-        def send(rendered: Rendered) -> None:
-            self._guarded(self._send, shot, rendered, due, now)
+        def use(request: HttpRequest, streamed: bool) -> None:
+            self._guarded(self._send, shot, request, streamed, (due, dequeued, now), attempt)
 
-        self._feeder.collect(shot.id, self._make(shot), send, self._fail)
+        self._desk.body(shot.id, attempt, use)
 
-    def _send(self, shot: Shot, rendered: Rendered, due: int, dequeued: int) -> None:
-        if self._waiting.pop(shot.id, None) is None:
-            return  # the run ended while its body was made
+    def _send(
+        self, shot: Shot, request: HttpRequest, streamed: bool, times: tuple[int, int, int], attempt: int
+    ) -> None:
+        if self._over[shot.id]:
+            self._leave(shot)  # the run ended while its body was made
+            return
+        due, dequeued, admitted = times
         start = self._clock()
         assert start >= due, "a send must never be early"
-        timeline = Timeline(self._renderer.dialect)
-        flight = Flight(shot, rendered, timeline, due, dequeued, start, self._ended, self._reached)
+        stamps = due, dequeued, start
+        flight = Flight(shot, attempt, stamps, self._dialect, streamed, self._ended, self._reached)
+        flight.cap_wait = admitted - dequeued
         self._flights[shot.id] = flight
         self.in_flight.change(start - self._t0, +1)
-        self.progress.sent(shot)
-        flight.abort = self._transport.send(rendered.request, flight)
+        if attempt == 1:
+            self.counts.sent[shot.class_] += 1
+        flight.abort = self._transport.send(request, flight)
         if flight.over:
             return
         self._watch(flight, start)
         if shot.cancel is not None and shot.cancel.kind == "after":
-            self._agenda.at(start + shot.cancel.at, partial(self._cancel, flight))
+            self._at(start + shot.cancel.at, partial(self._cancel, flight))
         if shot.id in self._cancelled_early:
             self._cancel(flight, start)
 
@@ -170,13 +174,15 @@ class Driver:
         """Time out, or look again when that could be."""
         if flight.over:
             return
-        deadline, limit = flight.deadline(self._timeouts)
+        limits = self._rules.timeouts
+        if now > flight.start:
+            flight.look()
+        deadline, limit = flight.deadline(limits)
         if now >= deadline:
             self._end(flight, now, Cut("timeout", limit))
         else:
-            # Tokens are only noticed when somebody looks. Looking at least once in every limit finds
-            # each deadline in time, whatever came in between.
-            self._agenda.at(min(deadline, now + self._timeouts.shortest_ns), partial(self._watch, flight))
+            # Tokens are only noticed by looking. Once in every limit finds each deadline in time.
+            self._at(min(deadline, now + limits.shortest_ns), partial(self._watch, flight))
 
     def _ended(self, flight: Flight, t: int) -> None:
         self._guarded(self._end, flight, t)
@@ -186,104 +192,144 @@ class Driver:
 
     def _cancel(self, flight: Flight, now: int) -> None:
         if not flight.over:
-            flight.timeline.advance()
             self._end(flight, now, Cut("plan"))
 
     def _end(self, flight: Flight, t: int, cut: Cut | None = None) -> None:
         if flight.over:
             return
         flight.over = True
-        del self._flights[flight.shot.id]
+        shot = flight.shot
+        del self._flights[shot.id]
         self.in_flight.change(t - self._t0, -1)
         if cut is not None:
             flight.abort()
         elif not flight.disconnected:
             # Answered, but the connection is not back yet: it gets a moment to become reusable.
-            self._agenda.at(t + LINGER_NS, lambda now: None if flight.disconnected else flight.abort())
-        exchange = flight.timeline.close(self._record_of(flight, t), self._t0, cut, self._count_tokens)
-        record = exchange.record
-        record.cancel_missed = flight.shot.cancel is not None and record.outcome is Outcome.COMPLETED
-        self._close(flight.shot, exchange, flight.rendered)
-        self._follow(flight.shot, exchange)
+            self._at(t + LINGER_NS, lambda now: None if flight.disconnected else flight.abort())
+        self._hand_over(flight, t, cut)
 
-    # --- records
+    def _hand_over(self, flight: Flight, t: int, cut: Cut | None) -> None:
+        shot, raw = flight.shot, flight.raw
+        wait = self._rules.retries.wait(raw, flight.attempt) if cut is None else None
+        again = None if wait is None else t + round(wait * 1e9)
+        closed = Closed(
+            shot.id, flight.due, flight.dequeued, flight.start, t, raw, cut, flight.attempt, flight.cap_wait
+        )
+        flight.raw = _GONE  # its reads are the desk's now; timers may hold the flight for long
+        closed.last = again is None
+        if again is not None:
+            due, dequeued, attempt = flight.due, flight.dequeued, flight.attempt + 1
+            # Counted as held back until then, so that the wait is not taken for the client's lateness.
+            self._at(again, lambda now: self._ask(shot, due, dequeued, attempt, again))
+        else:
+            self._settle(shot)
+        self._desk.closed(closed)
+        if again is None:
+            self._leave(shot)
+        self._finish_if_done()
 
-    def _record_of(self, flight: Flight, closed: int) -> Record:
-        due = flight.due - self._t0
-        record = self._blank(flight.shot, Outcome.UNKNOWN, self._plan.phases.of(due))
-        record.request_id = self._renderer.request_id(flight.shot.id)
-        record.due = due
-        record.dequeued = flight.dequeued - self._t0
-        record.start = flight.start - self._t0
-        record.closed = closed - self._t0
-        return record
+    def _leave(self, shot: Shot) -> None:
+        """A place of its class is free again."""
+        gate = self._gates.get(shot.class_)
+        if gate is not None and (waiting := gate.leave()) is not None:
+            waiting(self._clock())
 
-    def _blank(self, shot: Shot, outcome: Outcome, phase: str) -> Record:
-        return record_of(shot, outcome, phase, self._renderer.dialect.model)
-
-    def _close(self, shot: Shot, exchange: Exchange, rendered: Rendered | None) -> None:
-        self._left.remove(shot.id)
-        self.progress.closed(exchange.record)
-        self._on_close(exchange, rendered)
-
-    def _not_sent(self, shot: Shot, phase: str, why: str) -> None:
-        """A record for a shot that will never go out, and for all turns after it."""
-        if shot.id not in self._left:
-            return
-        record = self._blank(shot, Outcome.NOT_SENT, phase)
-        record.error = why
-        now = self._clock() - self._t0
-        record.due = shot.due_ns if shot.due_ns is not None and shot.due_ns <= now else None
-        self._waiting.pop(shot.id, None)
-        self._close(shot, Exchange(record), None)
-        for later in self._followers[shot.id]:
-            self._not_sent(later, phase, why)
+    def _settle(self, shot: Shot) -> None:
+        self._over[shot.id] = 1
+        self._left -= 1
 
     # --- what comes after
 
-    def _follow(self, shot: Shot, exchange: Exchange) -> None:
-        """The next turns of the session become due, or never will (C20)."""
-        record = exchange.record
-        followers = self._followers[shot.id]
-        if record.outcome is not Outcome.COMPLETED:
-            for later in followers:
-                self._not_sent(later, record.phase, f"session_ended: turn {shot.turn} {record.outcome}")
-        elif followers:
-            self._answers[shot.session][shot.id] = exchange.text
-            for later in followers:
-                self._next_turn(later, record)
-        else:
-            self._answers.pop(shot.session, None)
+    def told(self, shot: int, told: Told) -> None:
+        """The desk has understood how a shot ended that others follow (C20)."""
+        self._guarded(self._follow, shot, told)
+
+    def _follow(self, shot: int, told: Told) -> None:
+        """The next turns of the session become due, or never will."""
+        for later in self._followers.get(shot, ()):
+            if told.completed or later.fresh:
+                self._next_turn(later, told.at)
+            else:
+                self._give_up(later, f"session_ended: request {shot} {told.outcome}", told.at)
         self._arm()
         self._finish_if_done()
 
-    def _next_turn(self, shot: Shot, parent: Record) -> None:
-        assert parent.terminal is not None, "a completed request has a terminal event"
-        due = parent.terminal + (shot.after_ns or 0)
-        if due < self._plan.phases.load_ns:
-            self._schedule(shot, self._t0 + due)
+    def _next_turn(self, shot: Shot, ended: int) -> None:
+        due = ended + (shot.after_ns or 0)
+        if self._over[shot.id]:
+            return
+        if due - self._t0 < self._phases.load_ns:
+            self._agenda.at(due, lambda now: self._due(shot, due, now))
         else:
-            self._not_sent(shot, parent.phase, "load_ended")
+            self._give_up(shot, "load_ended", ended)
+
+    def _give_up(self, shot: Shot, why: str, ended: int) -> None:
+        """A later turn that will never be due, and all that would have come after it; ``ended`` is the end
+        of the last one that was. What begins anew does so all the same."""
+        if self._over[shot.id]:
+            return
+        self._unsent(shot, self._phases.of(ended - self._t0), why)
+        for later in self._followers.get(shot.id, ()):
+            if later.fresh:
+                self._next_turn(later, ended)
+            else:
+                self._give_up(later, why, ended)
+
+    def _unsent(
+        self, shot: Shot, phase: str, why: str, due: int | None = None, outcome: Outcome = Outcome.NOT_SENT
+    ) -> None:
+        self._settle(shot)
+        self._desk.unsent(Unsent(shot.id, phase, why, None if due is None else due - self._t0, outcome))
+        if outcome is Outcome.DROPPED:
+            self._follow(shot.id, Told(False, outcome.value, self._clock()))
+        self._finish_if_done()
 
     def _end_run(self, why: str) -> None:
         now = self._clock()
+        self._next = len(self._first)
+        for gate in self._gates.values():
+            gate.clear()
         # First those in the air: their connections close when this returns to the loop.
         for flight in list(self._flights.values()):
             self._end(flight, now, Cut("run_end"))
         for shot in self._shots:
-            self._not_sent(shot, shot.phase, why)
+            if not self._over[shot.id]:
+                due = shot.due_ns if shot.due_ns is not None and self._t0 + shot.due_ns <= now else None
+                self._unsent(shot, shot.phase, why, None if due is None else self._t0 + due)
         self._finish_if_done()
 
     # --- the loop
 
+    def _at(self, due: int, do: Callable[[int], None]) -> None:
+        self._agenda.at(due, do)
+        self._arm()
+
     def _run_due(self) -> None:
-        while self._agenda.run(self._clock()):
+        self._armed = None
+        while self._fire_next(self._clock()) or self._agenda.run(self._clock()):
             pass
         self._arm()
 
+    def _fire_next(self, now: int) -> bool:
+        """Fire the plan's next first turn if it is due."""
+        if self._next >= len(self._first):
+            return False
+        shot = self._first[self._next]
+        assert shot.due_ns is not None
+        due = self._t0 + shot.due_ns
+        if due > now:
+            return False
+        self._next += 1
+        self._due(shot, due, now)
+        return True
+
     def _arm(self) -> None:
         due = self._agenda.next
-        if due is not None and self._alarm is not None:
+        if self._next < len(self._first):
+            first = self._t0 + (self._first[self._next].due_ns or 0)
+            due = first if due is None else min(due, first)
+        if due is not None and due != self._armed and self._alarm is not None:
+            self._armed = due
             self._alarm.set(due)
 
     def _finish_if_done(self) -> None:
@@ -294,10 +340,4 @@ class Driver:
         try:
             do(*args, **kwargs)
         except Exception as error:
-            self._fail(error)
-
-    def _fail(self, error: BaseException) -> None:
-        if self._done is None:
-            raise error
-        if not self._done.done():
-            self._done.set_exception(error)
+            self.fail(error)

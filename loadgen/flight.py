@@ -1,99 +1,134 @@
-"""One shot in the air: its timeline, and what may end it early."""
+"""One attempt in the air: what was seen of it, and what may end it early."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
+from loadgen.endwatch import EndWatch, token_in
 from loadgen.outcomes import Limit
-from loadgen.plan import Seconds, Shot
-from loadgen.render import Rendered
+from loadgen.plan import Shot
+from loadgen.raw import Raw
+from loadgen.rules import Timeouts
+from loadgen.targets.base import Dialect
 from loadgen.timeline import Timeline
 from loadgen.transport import Ending
 
 
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """The client's own limits (MEASUREMENT C28), in s; nothing is left to a library's default."""
-
-    connect: Seconds = 5.0
-    first_token: Seconds = 60.0
-    between_tokens: Seconds = 30.0
-    total: Seconds = 120.0
-
-    @property
-    def shortest_ns(self) -> int:
-        return round(min(self.connect, self.first_token, self.between_tokens, self.total) * 1e9)
-
-
 class Flight:
-    """The Sink that a transport talks to. ``due``, ``dequeued`` and ``start`` in ns on the clock."""
+    """The Sink that a transport talks to. ``due``, ``dequeued`` and ``start`` in ns on the clock.
+
+    ``ended(flight, t)`` is called when the answer is over, ``reached(flight, t)`` at the token at which the
+    plan hangs up. Only for such a planned hang-up is a stream understood while it comes in.
+    """
+
+    __slots__ = (
+        "_cancel_at",
+        "_dialect",
+        "_ended",
+        "_peek",
+        "_progress",
+        "_reached",
+        "_watch",
+        "abort",
+        "attempt",
+        "cap_wait",
+        "dequeued",
+        "disconnected",
+        "due",
+        "over",
+        "raw",
+        "shot",
+        "start",
+        "streamed",
+    )
 
     def __init__(
         self,
         shot: Shot,
-        rendered: Rendered,
-        timeline: Timeline,
-        due: int,
-        dequeued: int,
-        start: int,
+        attempt: int,
+        times: tuple[int, int, int],
+        dialect: Dialect,
+        streamed: bool,
         ended: Callable[[Flight, int], None],
         reached: Callable[[Flight, int], None],
     ) -> None:
-        self.shot = shot
-        self.rendered = rendered
-        self.timeline = timeline
-        self.due = due
-        self.dequeued = dequeued
-        self.start = start
+        self.shot, self.attempt, self.streamed = shot, attempt, streamed
+        self.due, self.dequeued, self.start = times
+        self.cap_wait = 0
+        self.raw = Raw()
         self.over = False
         self.disconnected = False
         self.abort: Callable[[], None] = _nothing
-        self._ended = ended
-        self._reached = reached
+        self._dialect = dialect
+        self._ended, self._reached = ended, reached
+        self._progress: int | None = None
+        self._watch: EndWatch | None = None
         cancel = shot.cancel
         self._cancel_at = cancel.at if cancel is not None and cancel.kind == "decode" else None
+        self._peek: Timeline | None = None if self._cancel_at is None else Timeline(dialect)
+
+    # --- Sink
 
     def connected(self, t: int, new: bool) -> None:
-        self.timeline.connected(t, new)
+        self.raw.conn, self.raw.conn_new = t, new
 
     def sent(self, t: int) -> None:
         if not self.over:
-            self.timeline.sent(t)
+            self.raw.sent = t
 
     def headers(self, t: int, status: int, headers: Mapping[str, str], real: int = 0) -> None:
-        if not self.over:
-            self.timeline.headers(t, status, headers)
+        if self.over:
+            return
+        raw = self.raw
+        raw.headers_at, raw.headers_real, raw.status, raw.headers = t, real, status, headers
+        if status == 200 and "json" not in headers.get("content-type", ""):
+            self._watch = EndWatch(self._dialect)
+        if self._peek is not None:
+            self._peek.headers(t, status, headers)
 
     def data(self, t: int, chunk: bytes, real: int = 0) -> None:
         if self.over:
             return
-        self.timeline.data(t, chunk)
-        if self.timeline.over:
+        raw = self.raw
+        raw.users.append(t)
+        raw.reals.append(real)
+        raw.chunks.append(chunk)
+        watch = self._watch
+        if watch is not None and watch.feed(t, chunk):
             self._ended(self, t)
-        elif self._cancel_at is not None and self.timeline.tokens() >= self._cancel_at:
-            self._reached(self, t)
+        elif self._peek is not None and self._cancel_at is not None:
+            self._peek.data(t, chunk)
+            if self._peek.tokens() >= self._cancel_at:
+                self._reached(self, t)
 
     def closed(self, t: int, how: Ending, detail: str) -> None:
         self.disconnected = True
         if not self.over:
-            self.timeline.closed(t, how, detail)
+            self.raw.ending, self.raw.detail = how, detail
             self._ended(self, t)
 
+    # --- limits
+
     def deadline(self, limits: Timeouts) -> tuple[int, Limit]:
-        """When the client gives up, as things stand, and by which limit. Only tokens are progress; an
-        answer in one piece has only the total limit."""
+        """When the client gives up, by what `look` has seen so far, and by which limit. Only tokens are
+        progress; an answer in one piece has only the total limit."""
         total = self.start + round(limits.total * 1e9)
         stage: tuple[int, Limit]
-        if self.timeline.conn is None:
+        if self.raw.conn is None:
             stage = self.start + round(limits.connect * 1e9), "connect"
-        elif not self.rendered.streamed:
+        elif not self.streamed:
             stage = total, "total"
-        elif (last := self.timeline.last_progress()) is None:
+        elif self._progress is None:
             stage = self.start + round(limits.first_token * 1e9), "first_token"
         else:
-            stage = last + round(limits.between_tokens * 1e9), "between_tokens"
+            stage = self._progress + round(limits.between_tokens * 1e9), "between_tokens"
         return min(stage, (total, "total"))
+
+    def look(self) -> None:
+        """See when the last token came."""
+        at = token_in(self.raw.chunks, self._dialect)
+        if at is not None:
+            self._progress = self.raw.users[at]
 
 
 def _nothing() -> None:

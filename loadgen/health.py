@@ -10,7 +10,7 @@ import gc
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -43,19 +43,13 @@ class ClientSignals:
         return asdict(self)
 
 
-def driver_signals(driver: Driver, machine: ClientSignals = ClientSignals()) -> ClientSignals:
-    """The signals that the driver counts itself, added to those of its machine."""
-    littles = {"integral": driver.in_flight.integral / 1e9, "sum": driver.progress.littles_sum / 1e9}
-    return ClientSignals(
-        machine.loop_lag_p99_ns,
-        machine.loop_lag_max_ns,
-        machine.gc_pause_max_ns,
-        machine.cpu_ratio,
-        machine.steal_ratio,
-        driver.progress.lost,
-        littles,
-        machine.stamp,
-    )
+def driver_signals(
+    driver: Driver, desk: Mapping[str, Any], machine: ClientSignals = ClientSignals()
+) -> ClientSignals:
+    """What the driver counted and what its desk said (``littles_sum`` in ns, ``lost``), added to the
+    signals of their machine."""
+    littles = {"integral": driver.in_flight.integral / 1e9, "sum": desk["littles_sum"] / 1e9}
+    return replace(machine, lost=desk["lost"], littles=littles)
 
 
 def merged(signals: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -1,14 +1,22 @@
-"""HTTP/1.1 answers from bytes, incrementally (RFC 9112). Knows no socket and no clock."""
+"""HTTP/1.1 answers from bytes, incrementally (RFC 9112). Knows no socket and no clock.
+
+Nothing here raises for what a peer sends: a broken answer gives what came before it broke, and says
+what is wrong.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
+from typing import Protocol
 
 from loadgen.transport import HttpRequest
 
 MAX_HEAD = 65_536
+
+_HEX = frozenset(b"0123456789abcdefABCDEF")
+# Sizes as servers usually write them. A look-up is faster than a strict parse, and every event needs one.
+_SIZES = {digits: size for size in range(1, 4096) for digits in (b"%x" % size, b"%X" % size)}
 
 
 class ProtocolError(ValueError):
@@ -23,141 +31,211 @@ class Head:
     keep_alive: bool
 
 
-class _State(StrEnum):
-    HEAD = "head"
-    SIZE = "chunk size"
-    CHUNK = "chunk"
-    CHUNK_END = "end of chunk"
-    TRAILER = "trailer"
-    LENGTH = "body"
-    UNTIL_CLOSE = "body until close"
-    DONE = "done"
-
-
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one read gave: the head if it became complete, body bytes, whether the answer is complete."""
+    """What one read gave: the head if it became complete, body bytes, whether the answer is complete.
+
+    ``broken`` says what is wrong with the answer, "" = nothing so far; nothing more comes of it.
+    """
 
     head: Head | None
     body: bytes
     complete: bool
+    broken: str = ""
+
+
+class Framing(Protocol):
+    """Finds the end of one body. ``over``: it ended or is ``broken``, feed no more; ``surplus``: bytes
+    came after its end; ``until_close``: the end of the connection is its end."""
+
+    over: bool
+    broken: str
+    surplus: bool
+    until_close: bool
+
+    def feed(self, data: bytes) -> bytes:
+        """The body bytes that ``data`` brought, transfer coding removed."""
 
 
 class ResponseParser:
-    """Parses one answer. `feed` takes reads in any pieces; transfer coding is removed."""
+    """Parses one answer. Feed it reads cut anywhere; once ``framing`` is there, that can be fed directly."""
 
     def __init__(self) -> None:
-        self._state = _State.HEAD
+        self.framing: Framing | None = None
         self._buffer = bytearray()
-        self._left = 0
 
     def feed(self, data: bytes) -> Piece:
-        """Raises ProtocolError."""
-        self._buffer += data
-        head: Head | None = None
-        body: list[bytes] = []
-        while self._state is not _State.DONE:
-            before = self._state, len(self._buffer)
-            if self._state is _State.HEAD:
-                head = self._head() or head
-            else:
-                self._body(body)
-            if (self._state, len(self._buffer)) == before:
-                break
-        return Piece(head, b"".join(body), self._state is _State.DONE)
+        head = None
+        framing = self.framing
+        if framing is None:
+            self._buffer += data
+            try:
+                head = self._head()
+            except ProtocolError as error:
+                return Piece(None, b"", False, str(error))
+            framing = self.framing
+            if framing is None:
+                return Piece(None, b"", False)
+            data = bytes(self._buffer)
+        body = framing.feed(data)
+        return Piece(head, body, framing.over and not framing.broken, framing.broken)
 
     def eof(self) -> bool:
         """The connection ended; True if that is how the answer was meant to end."""
-        return self._state is _State.UNTIL_CLOSE
+        return self.framing is not None and self.framing.until_close
 
     @property
     def surplus(self) -> bool:
         """Bytes after the end of the answer: the connection is of no more use."""
-        return bool(self._buffer)
+        return self.framing is not None and self.framing.surplus
 
     def _head(self) -> Head | None:
-        end = self._buffer.find(b"\r\n\r\n")
-        if end < 0:
-            if len(self._buffer) > MAX_HEAD:
-                raise ProtocolError(f"no end of the headers within {MAX_HEAD} bytes")
-            return None
-        lines = bytes(self._buffer[:end]).split(b"\r\n")
-        del self._buffer[: end + 4]
-        version, status = _status_line(lines[0])
-        if 100 <= status < 200:
-            return None  # an interim answer: the real one follows
-        headers = _fields(lines[1:])
-        options = headers.get("connection", "").lower()
-        keep_alive = "close" not in options and (version == b"HTTP/1.1" or "keep-alive" in options)
-        self._choose_framing(status, headers)
-        return Head(status, headers, keep_alive and self._state is not _State.UNTIL_CLOSE)
+        """The head if it is complete; then the buffer begins with the body."""
+        while (end := self._buffer.find(b"\r\n\r\n")) >= 0:
+            lines = bytes(self._buffer[:end]).split(b"\r\n")
+            del self._buffer[: end + 4]
+            version, status = _status_line(lines[0])
+            if not 100 <= status < 200:  # else an interim answer: the real one follows
+                return self._final(version, status, _fields(lines[1:]))
+        if len(self._buffer) > MAX_HEAD:
+            raise ProtocolError(f"no end of the headers within {MAX_HEAD} bytes")
+        return None
 
-    def _choose_framing(self, status: int, headers: Mapping[str, str]) -> None:
-        if status in (204, 304):
-            self._state = _State.DONE
-        elif "chunked" in headers.get("transfer-encoding", "").lower():
-            self._state = _State.SIZE
-        elif "content-length" in headers:
-            length = headers["content-length"]
-            if not length.isdigit():
-                raise ProtocolError(f"content-length is {length[:40]!r}")
-            self._left = int(length)
-            self._state = _State.LENGTH if self._left else _State.DONE
-        else:
-            self._state = _State.UNTIL_CLOSE
+    def _final(self, version: bytes, status: int, headers: Mapping[str, str]) -> Head:
+        options = {option.strip() for option in headers.get("connection", "").lower().split(",")}
+        keep_alive = "close" not in options and (version != b"HTTP/1.0" or "keep-alive" in options)
+        self.framing = _framing(status, headers)
+        return Head(status, headers, keep_alive and not self.framing.until_close)
 
-    def _body(self, body: list[bytes]) -> None:
-        match self._state:
-            case _State.UNTIL_CLOSE:
-                body.append(bytes(self._buffer))
-                self._buffer.clear()
-            case _State.LENGTH | _State.CHUNK:
-                self._counted(body)
-            case _State.SIZE:
-                self._size()
-            case _State.CHUNK_END:
-                if len(self._buffer) >= 2:
-                    if self._line() != b"":
-                        raise ProtocolError("a chunk is longer than its size")
-                    self._state = _State.SIZE
-            case _State.TRAILER:
-                if self._line() == b"":
-                    self._state = _State.DONE
 
-    def _counted(self, body: list[bytes]) -> None:
-        part = bytes(self._buffer[: self._left])
-        del self._buffer[: len(part)]
-        self._left -= len(part)
-        if part:
-            body.append(part)
-        if not self._left:
-            self._state = _State.DONE if self._state is _State.LENGTH else _State.CHUNK_END
+class ChunkScanner:
+    """Removes chunked transfer coding."""
 
-    def _size(self) -> None:
-        line = self._line()
-        if line is None:
-            return
-        digits = line.partition(b";")[0].strip()
+    until_close = False
+
+    def __init__(self) -> None:
+        self.over = False
+        self.broken = ""
+        self.surplus = False
+        self._between = True  # the next byte is the first one of a chunk's size
+        self._held = b""  # a line whose end has not come yet
+        self._left = 0  # bytes still to come of this chunk, its line end included
+        self._trailer = False
+
+    def feed(self, data: bytes) -> bytes:
+        if self._between:
+            # Mostly a read is one event, and an event is one chunk.
+            end = data.find(b"\r\n", 0, 8)
+            size = _SIZES.get(data[:end])
+            if size is not None and len(data) == end + size + 4 and data.endswith(b"\r\n"):
+                return data[end + 2 : -2]
+        return self._scan(data)
+
+    def _scan(self, data: bytes) -> bytes:
+        data, self._held = self._held + data, b""
+        body: list[bytes] = []
+        at = 0
         try:
-            self._left = int(digits, 16)
-        except ValueError:
-            raise ProtocolError(f"chunk size is {digits[:40]!r}") from None
-        self._state = _State.CHUNK if self._left else _State.TRAILER
+            while at < len(data) and not self.over:
+                at = self._rest(data, at, body) if self._left else self._line(data, at)
+        except ProtocolError as error:
+            self.over, self.broken = True, str(error)
+        self.surplus = self.over and at < len(data)
+        self._between = not (self._left or self._held or self._trailer or self.over)
+        return b"".join(body)
 
-    def _line(self) -> bytes | None:
-        end = self._buffer.find(b"\r\n")
+    def _rest(self, data: bytes, at: int, body: list[bytes]) -> int:
+        """Of a chunk; the last two bytes of it must be its line end. Returns where to go on."""
+        own = data[at : at + max(0, self._left - 2)]
+        if own:
+            body.append(own)
+            self._left -= len(own)
+            at += len(own)
+        while at < len(data) and 0 < self._left <= 2:
+            if data[at] != b"\n\r"[self._left - 1]:
+                raise ProtocolError("a chunk is longer than its size")
+            at, self._left = at + 1, self._left - 1
+        return at
+
+    def _line(self, data: bytes, at: int) -> int:
+        """A chunk's size, or a trailer. Returns where to go on."""
+        end = data.find(b"\r\n", at, at + MAX_HEAD + 2)
         if end < 0:
-            if len(self._buffer) > MAX_HEAD:
+            if len(data) - at > MAX_HEAD:
                 raise ProtocolError(f"no line end within {MAX_HEAD} bytes of a chunk header")
-            return None
-        line = bytes(self._buffer[:end])
-        del self._buffer[: end + 2]
-        return line
+            self._held = data[at:]
+            return len(data)
+        if self._trailer:
+            self.over = end == at
+        elif size := _size(data[at:end]):
+            self._left = size + 2
+        else:
+            self._trailer = True
+        return end + 2
+
+
+class CountedBody:
+    """A body of known length."""
+
+    until_close = False
+
+    def __init__(self, length: int) -> None:
+        self.over = length == 0
+        self.broken = ""
+        self.surplus = False
+        self._left = length
+
+    def feed(self, data: bytes) -> bytes:
+        own = data[: self._left]
+        self._left -= len(own)
+        self.over = self._left == 0
+        self.surplus = len(own) < len(data)
+        return own
+
+
+class UntilClose:
+    """A body that only the end of its connection ends."""
+
+    until_close = True
+
+    def __init__(self) -> None:
+        self.over = False
+        self.broken = ""
+        self.surplus = False
+
+    def feed(self, data: bytes) -> bytes:
+        return data
+
+
+def _framing(status: int, headers: Mapping[str, str]) -> Framing:
+    if status in (204, 304):
+        return CountedBody(0)
+    codings = headers.get("transfer-encoding", "").lower()
+    if codings:
+        return ChunkScanner() if codings.rpartition(",")[2].strip() == "chunked" else UntilClose()
+    if "content-length" not in headers:
+        return UntilClose()
+    lengths = {length.strip() for length in headers["content-length"].split(",")}
+    (length, *others) = lengths
+    if others or not (length.isascii() and length.isdigit()):
+        raise ProtocolError(f"content-length is {headers['content-length'][:40]!r}")
+    return CountedBody(int(length))
+
+
+def _size(line: bytes) -> int:
+    digits = line.partition(b";")[0].strip(b" \t")
+    if not 0 < len(digits) <= 15 or not _HEX.issuperset(digits):
+        raise ProtocolError(f"chunk size is {digits[:40]!r}")
+    return int(digits, 16)
 
 
 def _status_line(line: bytes) -> tuple[bytes, int]:
     parts = line.split(b" ", 2)
-    if len(parts) < 2 or not parts[0].startswith(b"HTTP/1.") or not parts[1].isdigit():
+    if (
+        len(parts) < 2
+        or not parts[0].startswith(b"HTTP/1.")
+        or not (len(parts[1]) == 3 and parts[1].isdigit())
+    ):
         raise ProtocolError(f"the answer begins with {line[:60]!r}, not with an HTTP/1.1 status line")
     return parts[0], int(parts[1])
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from loadgen.flight import Timeouts
 from loadgen.render import Renderer
+from loadgen.rules import Cap, Retries, Rules, Timeouts
 from loadgen.targets import TARGETS, Dialect
 from loadgen.text import Prompter, TextMaker, Unit
 
@@ -34,7 +34,10 @@ class LoadJob:
     plan: str
     records: str
     target: TargetJob
+    attempts: str = ""
+    """Where to write attempts that were followed by another one."""
     slice: int | None = None
+    slices: int = 1
     tag: str = "run"
     """Begins every request id."""
     nonce: str | None = None
@@ -42,8 +45,12 @@ class LoadJob:
     unit: Unit = "word"
     whole: tuple[str, ...] = ()
     """Classes whose answers are not streamed."""
-    timeouts: Timeouts = Timeouts()
+    rules: Rules = Rules()
     warm_connections: int = 8
+    connections: int | None = None
+    """Most connections at a time; None = as many as there are requests in flight."""
+    block: tuple[float, float] | None = None
+    """(for, every) in s: block the event loop on purpose, to show what that does to the numbers."""
     t0_ns: int | None = None
     """On CLOCK_MONOTONIC; None = told later, by ``{"start": ns}``."""
     observed: str | None = None
@@ -64,7 +71,16 @@ class LoadJob:
         """Raises TypeError for keys that no field has."""
         fields = dict(job)
         fields["target"] = TargetJob(**fields["target"])
-        if "timeouts" in fields:
-            fields["timeouts"] = Timeouts(**fields["timeouts"])
+        if "rules" in fields:
+            fields["rules"] = _rules(fields["rules"])
+        if fields.get("block") is not None:
+            fields["block"] = tuple(fields["block"])
         fields["whole"] = tuple(fields.get("whole", ()))
         return LoadJob(**fields)
+
+
+def _rules(rules: Mapping[str, Any]) -> Rules:
+    retries = dict(rules["retries"])
+    retries["on"] = tuple(retries["on"])
+    caps = {name: Cap(**cap) for name, cap in rules["caps"].items()}
+    return Rules(Timeouts(**rules["timeouts"]), Retries(**retries), caps)

@@ -36,6 +36,11 @@ class Seen:
     detail: str = ""
 
 
+def is_answer(status: int | None) -> bool:
+    """A body with this status is an answer."""
+    return status is not None and 200 <= status < 300
+
+
 def outcome_of(seen: Seen) -> Outcome:
     """What happened counts, not what was planned: a finished answer is completed even if a cancel or a
     timeout came after it (C29)."""
@@ -43,7 +48,7 @@ def outcome_of(seen: Seen) -> Outcome:
         return _http(seen)
     if seen.error is not None:
         return Outcome.EXPIRED if seen.error.code == "deadline_exceeded" else Outcome.IN_BAND_ERROR
-    if seen.status == 200 and (seen.done or seen.finished):
+    if is_answer(seen.status) and (seen.done or seen.finished):
         return Outcome.COMPLETED
     if seen.cut is not None:
         return _CUTS[seen.cut.why]

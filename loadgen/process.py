@@ -1,101 +1,107 @@
-"""The load process: fires its slice of a plan and writes the records.
+"""The load process: sockets, timers and the plan's due times; nothing that takes thought.
 
-Started as ``python -m loadgen.process JOBFILE``. It speaks JSON lines: on stdout ``{"event": "ready"}``,
-``progress`` each second, then ``done`` with the client signals, or ``error``; on stdin it takes
-``{"start": t0_ns}``, ``{"cancel": shot}`` and ``{"stop": true}``. A closed stdin means that whoever
-started it is gone, and stops it too.
+Started as ``python -m loadgen.process JOBFILE``. It starts its clerk (loadgen.clerk), which renders bodies
+and makes records. It speaks JSON lines: on stdout ``{"event": "ready"}``, ``progress`` each second, then
+``done`` with the client signals, or ``error``; on stdin it takes ``{"start": t0_ns}``, ``{"cancel": shot}``
+and ``{"stop": true}``. A closed stdin means that whoever started it is gone, and stops it too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import signal
+import socket
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from loadgen.alarm import live_alarm
+from loadgen.clerk_desk import ClerkDesk
 from loadgen.client import Address, Client
 from loadgen.clock import monotonic, sleep_until
 from loadgen.driver import Driver
-from loadgen.feeder import ThreadFeeder
+from loadgen.foresight import raise_descriptor_limit
 from loadgen.health import HealthMeter, driver_signals, freeze_heap
 from loadgen.job import LoadJob
-from loadgen.observe import Kept, keep, new_salt, observe, tokenizer_of
-from loadgen.observed_io import write_observed
-from loadgen.plan_io import read_plan
-from loadgen.render import Rendered
-from loadgen.targets import Dialect
-from loadgen.texts import write_texts
-from loadgen.timeline import Exchange
-from results.record import Record
-from results.recordfile import RecordWriter
+from loadgen.plan_io import read_shots
 
 Emit = Callable[[dict[str, Any]], None]
 
 OK, ERROR = 0, 3
 _PROGRESS_NS = 1_000_000_000
+_LINK_BYTES = 4 * 1024 * 1024
 
 
-def load_process(job: dict[str, Any]) -> int:
-    """Run ``job`` (LoadJob.as_dict) on an event loop of its own; returns the exit code."""
+def load_process(job_file: str) -> int:
+    """Run a job (LoadJob.as_dict in a JSON file) on an event loop of its own; returns the exit code."""
     try:
-        return _run_on_fast_loop(_LoadProcess(LoadJob.of(job), _emit).run())
+        job = LoadJob.of(json.loads(Path(job_file).read_text()))
+        with _clerk(job_file) as link:
+            return _run_on_fast_loop(_LoadProcess(job, link, _emit).run())
     except (OSError, ValueError, TypeError) as error:
-        _emit({"event": "error", "message": f"{type(error).__name__}: {error}"})
+        _emit({"event": "error", "message": _words(error)})
         return ERROR
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _clerk(job_file: str) -> socket.socket:
+    """Start the clerk; our end of the socket to it. It ends by itself when that is closed."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LINK_BYTES)
+        command = [sys.executable, "-m", "loadgen.clerk", job_file, str(theirs.fileno())]
+        # It keeps our stdout open: who reads that sees its end only when the records are complete.
+        subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+    return ours
 
 
 class _LoadProcess:
     """One run of a job: what happens before, during and after the driver."""
 
-    def __init__(self, job: LoadJob, emit: Emit) -> None:
+    def __init__(self, job: LoadJob, link: socket.socket, emit: Emit) -> None:
         self._job = job
+        self._link = link
         self._emit = emit
-        self._recorder = _Recorder(Path(job.records), emit)
-        self._kept: list[Kept] = []
         self._interrupted = False
+        self._driver: Driver | None = None
+        self._lost: BaseException | None = None
+        self._said: dict[str, Any] = {}
         self._commands: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
     async def run(self) -> int:
         job = self._job
-        plan, dialect = read_plan(Path(job.plan)), job.target.make()
-        client = Client(Address.of(job.target.url), monotonic)
-        loop = asyncio.get_running_loop()
-        listener = loop.create_task(_listen(self._commands))
+        raise_descriptor_limit()
+        shots, phases, _ = read_shots(Path(job.plan), job.slice, prompts=False)
+        dialect = job.target.make()
+        client = Client(Address.of(job.target.url), monotonic, limit=job.connections)
+        desk = ClerkDesk(self._link, self._clerk_lost)
+        listener = asyncio.create_task(_listen(self._commands))
         try:
             await _warm(client, job)
+            await desk.ready
             freeze_heap()
-            self._emit({"event": "ready"})
+            self._emit({"event": "ready", "kernel_stamps": client.kernel_stamps})
             t0 = job.t0_ns if job.t0_ns is not None else await self._told_to_start()
             if t0 is None:
                 return OK
-            driver = Driver(
-                plan,
-                job.renderer(dialect),
-                client,
-                monotonic,
-                t0,
-                self._on_close,
-                slice=job.slice,
-                timeouts=job.timeouts,
-                feeder=ThreadFeeder(),
-            )
-            loop.add_signal_handler(signal.SIGTERM, self._stop, driver)
-            signals = await self._fire(driver, t0, plan.phases.window_ns)
-            done = {"event": "done", "signals": signals, "interrupted": self._interrupted}
-            if job.observed is not None and dialect.own:
-                done["observe_error"] = await self._observe(client, dialect, Path(job.observed))
-            if job.texts is not None:
-                write_texts(self._kept, Path(job.texts))
-            self._emit(done)
+            self._driver = driver = Driver(shots, phases, desk, dialect, client, monotonic, t0, job.rules)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop)
+            signals = await self._fire(driver, desk, t0, phases.window_ns)
+            self._emit({"event": "done", "signals": signals, "interrupted": self._interrupted, **self._said})
             return OK
         finally:
             listener.cancel()
+            desk.close()
             await client.close()
 
     async def _told_to_start(self) -> int | None:
@@ -107,37 +113,42 @@ class _LoadProcess:
             if command.get("stop"):
                 return None
 
-    async def _fire(self, driver: Driver, t0: int, window: tuple[int, int]) -> dict[str, Any]:
+    async def _fire(
+        self, driver: Driver, desk: ClerkDesk, t0: int, window: tuple[int, int]
+    ) -> dict[str, Any]:
         """The load itself, with everything that watches it; returns the client signals."""
         meter = HealthMeter(monotonic)
         helpers = [
-            asyncio.create_task(self._report(driver)),
+            asyncio.create_task(self._report(driver, desk, t0)),
             asyncio.create_task(self._obey(driver)),
             asyncio.create_task(_measure(meter, t0, window)),
         ]
+        if self._job.block is not None:
+            helpers.append(asyncio.create_task(_block(*self._job.block)))
+        gc.disable()  # nothing here makes cycles; what the collector would find can wait (C37)
         try:
+            if self._lost is not None:
+                raise self._lost
             await driver.run(live_alarm)
+            self._said = await desk.finish()
         finally:
+            gc.enable()
             await _end(helpers)
-            self._recorder.close()
-        self._emit({"event": "progress", **asdict(driver.snapshot())})
-        return driver_signals(driver, meter.signals()).as_dict()
+        self._emit(_progress(driver, desk, t0))
+        return driver_signals(driver, self._said, meter.signals()).as_dict()
 
-    def _on_close(self, exchange: Exchange, rendered: Rendered | None) -> None:
-        self._recorder.append(exchange.record)
-        wanted = self._job.observed is not None or self._job.texts is not None
-        if wanted and rendered is not None:
-            kept = keep(exchange, rendered.messages)
-            if kept is not None:
-                self._kept.append(kept)
+    def _clerk_lost(self, error: BaseException) -> None:
+        self._lost = error
+        if self._driver is not None:
+            self._driver.fail(error)
 
-    async def _report(self, driver: Driver) -> None:
-        """Once a second, records to disk and progress to whoever watches; both off the loop (C38)."""
-        due = monotonic()
+    async def _report(self, driver: Driver, desk: ClerkDesk, t0: int) -> None:
+        """Progress to whoever watches, once a second; written by a thread, since a pipe may be full."""
+        due, loop = monotonic(), asyncio.get_running_loop()
         while True:
             due += _PROGRESS_NS
             await sleep_until(due, monotonic)
-            self._recorder.flush({"event": "progress", **asdict(driver.snapshot())})
+            await loop.run_in_executor(None, self._emit, _progress(driver, desk, t0))
 
     async def _obey(self, driver: Driver) -> None:
         while True:
@@ -145,56 +156,17 @@ class _LoadProcess:
             if "cancel" in command:
                 driver.cancel(int(command["cancel"]))
             elif command.get("stop"):
-                self._stop(driver)
+                self._stop()
 
-    def _stop(self, driver: Driver) -> None:
+    def _stop(self) -> None:
         self._interrupted = True
-        driver.stop()
-
-    async def _observe(self, client: Client, dialect: Dialect, path: Path) -> str | None:
-        """Write what attribution may see; returns why that could not be had, if so. The records stand
-        either way."""
-        salt = self._job.salt if self._job.salt is not None else new_salt()
-        try:
-            observed = await observe(self._kept, tokenizer_of(client, dialect), salt, self._job.target.url)
-        except (OSError, ValueError, KeyError) as error:
-            return f"{type(error).__name__}: {error}"
-        write_observed(observed, path)
-        return None
+        if self._driver is not None:
+            self._driver.stop()
 
 
-class _Recorder:
-    """Writes records in a thread of its own, away from the send path."""
-
-    def __init__(self, path: Path, emit: Emit) -> None:
-        self._writer = RecordWriter(path)
-        self._emit = emit
-        self._thread = ThreadPoolExecutor(1, "recorder")
-        self._closed: list[Record] = []
-        self._written: list[Future[None]] = []
-
-    def append(self, record: Record) -> None:
-        self._closed.append(record)
-
-    def flush(self, event: dict[str, Any] | None = None) -> None:
-        """Hand over what was appended so far; then ``event`` is emitted."""
-        batch, self._closed = self._closed, []
-        self._written.append(self._thread.submit(self._write, batch, event))
-
-    def close(self) -> None:
-        """Write the rest and close the file. Raises what writing failed with."""
-        self.flush()
-        self._thread.shutdown(wait=True)
-        self._writer.close()
-        for written in self._written:
-            written.result()
-
-    def _write(self, batch: list[Record], event: dict[str, Any] | None) -> None:
-        for record in batch:
-            self._writer.append(record)
-        self._writer.flush()
-        if event is not None:
-            self._emit(event)
+def _progress(driver: Driver, desk: ClerkDesk, t0: int) -> dict[str, Any]:
+    snapshot = driver.counts.snapshot(monotonic() - t0, driver.in_flight.now, desk.heard)
+    return {"event": "progress", **asdict(snapshot)}
 
 
 async def _warm(client: Client, job: LoadJob) -> None:
@@ -211,6 +183,13 @@ async def _measure(meter: HealthMeter, t0: int, window: tuple[int, int]) -> None
         await sleep_until(t0 + window[1], monotonic)
     finally:
         meter.end()
+
+
+async def _block(for_s: float, every_s: float) -> None:
+    """Hold the event loop up on purpose."""
+    while True:
+        await asyncio.sleep(every_s - for_s)
+        time.sleep(for_s)
 
 
 async def _end(tasks: list[asyncio.Task[None]]) -> None:
@@ -238,7 +217,6 @@ def _emit(event: dict[str, Any]) -> None:
 
 
 def _run_on_fast_loop(main: Coroutine[Any, Any, int]) -> int:
-    sys.setswitchinterval(0.001)  # the feeder's thread must not hold up a send for long
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     if sys.platform != "win32":
         import uvloop
@@ -251,4 +229,4 @@ def _run_on_fast_loop(main: Coroutine[Any, Any, int]) -> int:
 if __name__ == "__main__":
     # Ctrl-C reaches every process of the terminal; this one ends when it is told to.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.exit(load_process(json.loads(Path(sys.argv[1]).read_text())))
+    sys.exit(load_process(sys.argv[1]))

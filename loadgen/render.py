@@ -28,14 +28,16 @@ class Renderer:
     tag: str = "run"
     whole: frozenset[str] = frozenset()
 
-    def render(self, shot: Shot, answers: Mapping[int, str]) -> Rendered:
+    def render(self, shot: Shot, answers: Mapping[int, str], attempt: int = 1) -> Rendered:
         """``answers``: the live answers that the prompt names, by shot id."""
         messages = self.prompter.messages(shot, answers)
         streamed = shot.class_ not in self.whole
         return Rendered(
-            self.dialect.request(shot, messages, self.request_id(shot.id), streamed), messages, streamed
+            self.dialect.request(shot, messages, self.request_id(shot.id, attempt), streamed),
+            messages,
+            streamed,
         )
 
-    def request_id(self, shot: int) -> str:
-        """The X-Request-Id of a shot: joins records with the truth (JOINTS 4)."""
-        return f"{self.tag}-{shot}"
+    def request_id(self, shot: int, attempt: int = 1) -> str:
+        """The X-Request-Id of a shot: joins records with the truth (JOINTS 4). Each attempt has its own."""
+        return f"{self.tag}-{shot}" if attempt == 1 else f"{self.tag}-{shot}.{attempt}"

@@ -7,14 +7,13 @@ that an event is never held back until the LF of another read.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     data: str
     type: str = "message"
     terminated: bool = True
@@ -24,6 +23,8 @@ class Event:
 class Parser:
     """Feed the bytes of a stream in any pieces; the events are always the same."""
 
+    __slots__ = ("_after_cr", "_data", "_first_line", "_partial", "_type")
+
     def __init__(self) -> None:
         self._partial: list[bytes] = []
         self._after_cr = False
@@ -31,8 +32,26 @@ class Parser:
         self._data: list[str] = []
         self._type = ""
 
+    @property
+    def idle(self) -> bool:
+        """Between two events: nothing of the next one has come."""
+        return not (self._partial or self._data or self._type)
+
     def feed(self, chunk: bytes) -> list[Event]:
         """The events that this piece completes."""
+        # Nearly every read is just this: one event of one line. (After a CR there would be no "data".)
+        if (
+            chunk.startswith(b"data: ")
+            and chunk.endswith(b"\n\n")
+            and chunk.find(b"\n") == len(chunk) - 2
+            and b"\r" not in chunk
+            and not (self._partial or self._data or self._type)
+        ):
+            self._after_cr = self._first_line = False
+            return [Event(chunk[6:-2].decode("utf-8", "replace"))]
+        return self._lines(chunk)
+
+    def _lines(self, chunk: bytes) -> list[Event]:
         events: list[Event] = []
         start = 0
         if self._after_cr and chunk:

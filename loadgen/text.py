@@ -2,20 +2,22 @@
 
 Lengths are in units of the target's tokenizer: ``word`` for the usual byte-pair vocabularies, where a
 common word with the space before it is one token, or ``byte`` for tokenizers that read bytes. The
-served length is the one that counts; it is reported beside the asked one (MEASUREMENT C10).
+served length is the one that counts; it is reported beside the asked one (MEASUREMENT C10). With the
+target's own tokenizer (`loadgen.vocabulary`) they are equal but for what the chat template adds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from functools import lru_cache
+from functools import partial
+from hashlib import blake2b, shake_128
 from typing import Any, Literal
 
 from loadgen.plan import Part, Shot
-from loadgen.streams import stream
-from loadgen.words import WORDS
+from loadgen.textcache import TextCache
+from loadgen.vocabulary import USUAL, Vocabulary, vocabulary_of
 
 Unit = Literal["word", "byte"]
 Message = dict[str, Any]
@@ -24,52 +26,114 @@ Message = dict[str, Any]
 CLOCK_ZERO = datetime(2026, 3, 4, 9, 15, 2)
 """What a slipped clock shows at t0. Not the real time: a plan must give the same text twice."""
 
-NONCE_UNITS: dict[Unit, int] = {"word": 4, "byte": 12}
-"""Units of a cold run's nonce: inside the first block of 16 tokens (MEASUREMENT C22)."""
+NONCE_WORDS, NONCE_CHARACTERS = 4, 12
+"""Length of a cold run's nonce: inside the first block of 16 tokens (MEASUREMENT C22)."""
+
+TOOL = "lookup"
+"""The name of the only tool that models are made to have called."""
+
+GROUP = 1024
+"""About as many units of neighbouring blocks are kept as one text."""
+
+RECORDED = "@"
+"""Begins the key of a text that somebody wrote, which is looked up instead of made."""
 
 
 def clock_text(seconds: float) -> str:
     return (CLOCK_ZERO + timedelta(seconds=int(seconds))).isoformat()
 
 
-@lru_cache(maxsize=256)
-def _words(key: str, count: int) -> tuple[str, ...]:
-    drawn = stream(0, "text", key).integers(len(WORDS), size=count)
-    return tuple(WORDS[i] for i in drawn)
-
-
 @dataclass(frozen=True, slots=True)
 class TextMaker:
-    """Text of exactly n units from a key; equal key and n give equal text."""
+    """Text of exactly n units from a key; equal key and n give equal text, and of two lengths the shorter
+    text begins the longer one. Units are pieces of ``vocabulary``, or bytes."""
 
     unit: Unit = "word"
+    vocabulary: Vocabulary = USUAL
+    cache: TextCache = field(default_factory=TextCache, compare=False, repr=False)
+    table: tuple[str, ...] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "table", self.vocabulary.table)
+
+    @staticmethod
+    def made_for(unit: Unit, tokenizer: str | None) -> TextMaker:
+        """``tokenizer`` is the path of the target's tokenizer.json. Raises ValueError if that does not do."""
+        return TextMaker(unit) if tokenizer is None else TextMaker("word", vocabulary_of(tokenizer))
+
+    @property
+    def between(self) -> str:
+        """What stands between two units."""
+        return self.vocabulary.between if self.unit == "word" else ""
 
     def text(self, key: str, n: int, stamp: float | None = None, stamp_at: int = 0, nonce: str = "") -> str:
         """``stamp`` (s on the run's clock) stands at unit ``stamp_at`` in place of what would be there.
         ``nonce`` is the key of the units that replace the first few."""
-        if self.unit == "word":
-            return self._by_words(key, n, stamp, stamp_at, nonce)
-        return self._by_bytes(key, n, stamp, stamp_at, nonce)
+        return self.dressed(self._known(key, n), n, stamp, stamp_at, nonce)
 
-    def _by_words(self, key: str, n: int, stamp: float | None, stamp_at: int, nonce: str) -> str:
-        words = list(_words(key, n))
-        if nonce:
-            head = _words(nonce, NONCE_UNITS["word"])[:n]
-            words[: len(head)] = head
-        if stamp is not None:
-            words[stamp_at : stamp_at + 1] = [clock_text(stamp)]
-        return " ".join(words)
+    def of(self, part: Part, nonce: str = "") -> str:
+        """The text of a part that is no live answer."""
+        if part.blocks:
+            text = self.between.join(self._known(*piece) for piece in _pieces(part))
+        elif part.text_key.startswith(RECORDED):
+            from loadgen.recorded import text_of
 
-    def _by_bytes(self, key: str, n: int, stamp: float | None, stamp_at: int, nonce: str) -> str:
-        # A word and its space take four characters or more.
-        text = " ".join(_words(key, n // 3 + 1))[:n].ljust(n, ".")
+            text = text_of(part.text_key)
+        else:
+            text = self._known(part.text_key, part.tokens)
+        return self.dressed(text, part.tokens, part.stamp, part.stamp_at, nonce)
+
+    def dressed(self, text: str, n: int, stamp: float | None, stamp_at: int, nonce: str) -> str:
+        """``text`` of n units with its nonce and its clock."""
         if nonce:
-            head = " ".join(_words(nonce, NONCE_UNITS["byte"]))[: NONCE_UNITS["byte"]]
-            text = (head + text[len(head) :])[:n]
+            size = min(n, NONCE_WORDS if self.between else NONCE_CHARACTERS)
+            text = self._put(text, n, 0, self._made(nonce, size), size)
         if stamp is not None:
             clock = clock_text(stamp)
-            text = (text[:stamp_at] + clock + text[stamp_at + len(clock) :])[:n]
+            text = self._put(text, n, stamp_at, clock, self._units(clock))
         return text
+
+    def _known(self, key: str, n: int, skip: int = 0) -> str:
+        return self.cache.get((key, n, skip), partial(self._made, key, n, skip))
+
+    def _made(self, key: str, n: int, skip: int = 0) -> str:
+        """Units ``skip`` to ``skip + n`` of the endless text of ``key``."""
+        end = skip + n
+        if self.unit == "byte":
+            # A word and the space after it take four characters or more.
+            drawn = shake_128(key.encode()).digest(end // 4 + 1)
+            return " ".join(map(self.table.__getitem__, drawn))[skip:end]
+        return self.between.join(map(self.table.__getitem__, shake_128(key.encode()).digest(end)[skip:]))
+
+    def _put(self, text: str, n: int, at: int, new: str, units: int) -> str:
+        """``new`` in place of the ``units`` from unit ``at`` on, or of those at the end if it is nearer."""
+        at = max(0, min(at, n - units))
+        if not self.between:
+            return text[:at] + new + text[at + units :]
+        words = text.split(self.between, at + units)
+        return self.between.join([*words[:at], new, *words[at + units :]])
+
+    def _units(self, clock: str) -> int:
+        if self.unit == "byte":
+            return len(clock)
+        return 1 if self.vocabulary.count is None else self.vocabulary.count(clock)
+
+
+def _pieces(part: Part) -> Iterator[tuple[str, int, int]]:
+    """(key, units, first unit) of the texts that its blocks are made of. Neighbours have one key, so that
+    whole groups of them are made, and found again, at once. What no block reaches has a key of its own."""
+    size, left, id = part.block_tokens, part.tokens, 0
+    group = max(1, GROUP // size)
+    for first, count in part.blocks:
+        id, end = first, first + count
+        while id < end and left > 0:
+            number, place = divmod(id, group)
+            blocks = min(group - place, end - id)
+            units = min(left, blocks * size)
+            yield f"{part.text_key}/b{number}", units, place * size
+            id, left = id + blocks, left - units
+    if left > 0:
+        yield f"{part.text_key}/after{id}", left, 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +150,30 @@ class Prompter:
 
     def messages(self, shot: Shot, answers: Mapping[int, str]) -> list[Message]:
         """``answers`` has the live answer of every shot that the prompt names."""
-        return [self._message(shot, k, part, answers) for k, part in enumerate(shot.prompt)]
+        made: list[Message] = []
+        call = ""
+        for k, part in enumerate(shot.prompt):
+            message: Message = {"role": part.role, "content": self._content(shot, k, part, answers)}
+            if part.call:
+                call = _call_id(part)
+                message["tool_calls"] = [_tool_call(call)]
+            elif part.role == "tool":
+                message["tool_call_id"] = call
+            made.append(message)
+        return made
 
-    def _message(self, shot: Shot, k: int, part: Part, answers: Mapping[int, str]) -> Message:
+    def _content(self, shot: Shot, k: int, part: Part, answers: Mapping[int, str]) -> str:
         if part.answer_of is not None:
-            return {"role": part.role, "content": answers[part.answer_of]}
+            return answers[part.answer_of]
         nonce = f"{self.nonce}/{shot.phase}" if k == 0 and self.nonce is not None else ""
-        text = self.maker.text(part.text_key, part.tokens, part.stamp, part.stamp_at, nonce)
-        return {"role": part.role, "content": text}
+        return self.maker.of(part, nonce)
+
+
+def _call_id(part: Part) -> str:
+    """Of the tool call in ``part``: the same in every prompt that has it."""
+    return f"call_{blake2b(f'{part.text_key}|{part.answer_of}'.encode(), digest_size=9).hexdigest()}"
+
+
+def _tool_call(call: str) -> dict[str, Any]:
+    """The call itself is the content's text; its form is what servers ask for."""
+    return {"id": call, "type": "function", "function": {"name": TOOL, "arguments": "{}"}}

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from results.outcomes import Mask
+from results.sharing import shareable
 from results.stats.bootstrap import ratio_interval
 from results.stats.distribution import Estimate
 from results.stats.quantiles import Values
@@ -44,28 +45,67 @@ def hit(data: pd.DataFrame, name: str) -> Estimate:
 
 
 def contract(view: View) -> dict[str, Any]:
-    """Whether the cache was as declared, seen from the hits.
+    """Whether the cache was as declared, seen from the hits: ``held``, ``violated`` or ``unverified``.
 
-    Cold: what the first requests read was there before (see ``_first``). Warm: some request of the window
-    read something.
+    Cold: no request read more than what it shares with others of this run and phase, and none that came
+    before all others read anything (see ``_first``). Warm: some request of the window read something.
     """
     declared = view.judging.cache
     data = view.data[view.data["cache_read"].notna()]
-    state, reason = "unverified", "no request reported its cached tokens"
     if declared == "as_is":
         state, reason = "unverified", "as_is declares nothing"
-    elif len(data) and declared == "cold":
-        early = data[_first(view.data)[data.index]]
-        read = int(early["cache_read"].sum())
-        state = "unverified" if not len(early) else "violated" if read else "held"
-        reason = f"{len(early)} requests that came before all others read {read} cached tokens"
-        if not len(early):
-            reason = "every request that reported its cached tokens may have read another one's"
-    elif len(data):
+    elif not len(data):
+        state, reason = "unverified", "no request reported its cached tokens"
+    elif declared == "cold":
+        state, reason = _cold(view, data)
+    else:
         read = int(view.window["cache_read"].fillna(0).sum())
         state = "held" if read else "violated"
         reason = f"requests of the window read {read} cached tokens"
     return {"declared": declared, "state": state, "reason": reason}
+
+
+def _cold(view: View, data: pd.DataFrame) -> tuple[str, str]:
+    """``data``: the requests that reported their cached tokens."""
+    if not data["cache_read"].any():
+        return "held", f"{len(data)} requests read no cached tokens"
+    early = data[_first(view.data)[data.index]]
+    if read := int(early["cache_read"].sum()):
+        return "violated", f"{len(early)} requests that came before all others read {read} cached tokens"
+    spare = _unshared(view, data)
+    if len(foreign := spare[spare < 0]):
+        return (
+            "violated",
+            f"{len(foreign)} of {len(data)} requests read {int(-foreign.sum())} cached tokens more than they "
+            "share with others of this run and phase",
+        )
+    if tight := int((spare > 0).sum()):
+        return "held", f"{tight} requests could have read what others have not brought in, and none did"
+    if not len(early):
+        return "unverified", "every request that reported its cached tokens may have read another one's"
+    return "held", f"{len(early)} requests that came before all others read 0 cached tokens"
+
+
+def _unshared(view: View, data: pd.DataFrame) -> pd.Series[float]:
+    """Of each request whose prompt is known from the plan: the prompt tokens that no other request of its
+    phase can have brought in (0 if all), negative by as many tokens as it read of those.
+
+    What the chat template adds is the same in all prompts, so it is taken to be shared; what the engine
+    did twice (a retry, a preemption) finds its own first try, and is left out.
+    """
+    shares = shareable(view.plan)
+    if shares is None:
+        return pd.Series(dtype=np.float64)
+    total = data["prompt_total"].fillna(data["n_in"])
+    allowed = data["id"].map(shares) + (total - data["n_in_asked"]).clip(lower=0)
+    once = (data["attempt"] == 1) & allowed.notna()
+    for column, most in (("preemptions", 0), ("engine_attempt", 1)):
+        if column in data:
+            once &= ~(data[column] > most)
+    over = (data["cache_read"] - allowed).clip(lower=0)
+    own = (total - allowed).clip(lower=0)
+    found: pd.Series[float] = own.where(over == 0, -over)[once].astype(np.float64)
+    return found
 
 
 def _first(data: pd.DataFrame) -> Mask:

@@ -17,6 +17,7 @@ from results.slices import select
 from results.stats.bootstrap import mean_interval
 from results.stats.distribution import Estimate
 from results.stats.quantiles import Interval
+from results.tokens import weighted_tpot
 from results.validity import Health
 from results.view import View
 
@@ -115,8 +116,8 @@ def _verdict(gate: Gate, found: Estimate, evidence: Evidence) -> tuple[str, str 
     """(verdict, reason, marginal) from the value alone and the client's error bound."""
     if found.value is None:
         return INCONCLUSIVE, found.reason or "no value", False
-    near = evidence.health.verdict == "degraded" and gate.kind is Kind.LATENCY and gate.group is None
-    if near and abs(found.value - gate.bound) < evidence.health.error_bound:
+    timed = gate.kind is Kind.LATENCY and gate.group is None
+    if timed and abs(found.value - gate.bound) < evidence.health.doubt:
         return INCONCLUSIVE, "nearer to its bound than a degraded client can tell", False
     if gate.meets(found.value):
         return PASS, None, not _wholly(gate, found, meets=True)
@@ -164,6 +165,8 @@ def _of_rows(view: View, gate: Gate, rows: Mask) -> Estimate:
         return _outcome(view, gate, rows)
     if gate.metric.startswith(("hit_", "cache_report")):
         return cachehits.hit(view.data[rows], gate.metric)
+    if gate.metric == "tpot_token_weighted":
+        return weighted_tpot(view, rows)
     if METRICS[gate.metric].samples is None:
         return _share(view, gate.metric, rows)
     assert gate.stat is not None, "the parser asks for a statistic"
@@ -176,7 +179,8 @@ def share_interval(mask: Mask) -> Interval:
 
 
 def _share(view: View, metric: str, rows: Mask) -> Estimate:
-    """attainment (as gates take it), attainment_strict, completed_share; the counts planned, incorrect."""
+    """attainment (as gates take it), attainment_strict, completed_share, conn_new; the counts planned,
+    incorrect."""
     marks = view.marks.at(rows)
     found = attainment(marks)
     if metric == "planned":
@@ -185,6 +189,9 @@ def _share(view: View, metric: str, rows: Mask) -> Estimate:
         return Estimate(float(found.incorrect))
     if metric == "completed_share":
         base, of = np.ones(len(marks.good), dtype=bool), marks.completed
+    elif metric == "conn_new":
+        data = view.data[rows]
+        base, of = data["conn"].notna().to_numpy(dtype=bool), data["conn_new"].to_numpy(dtype=bool)
     else:
         strict = metric == "attainment_strict" or found.uses_strict
         base, of = ~marks.cancelled & (strict | ~marks.excluded), marks.good

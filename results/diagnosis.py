@@ -49,7 +49,7 @@ def findings(data: RunData, view: View, health: Health, saturation: Saturation) 
         *_client(health, data),
         *_unseen(data),
         *_faults(data),
-        *_load(view, saturation),
+        *_load(view, saturation, health),
         *_classes(view),
         *_records(view),
         *_invariants(data),
@@ -109,12 +109,12 @@ def _faults(data: RunData) -> Iterator[Finding]:
             )
 
 
-def _load(view: View, saturation: Saturation) -> Iterator[Finding]:
+def _load(view: View, saturation: Saturation, health: Health) -> Iterator[Finding]:
     if saturation.over:
         text = "over-saturated: requests in flight grew, or over 1 % were turned away"
         yield Finding("over_saturated", text, "latencies describe the length of the run; lower the rate")
     lag = view.distribution("send_lag", view.in_window)
-    limit = max(view.judging.limits.latency_floor_s, _tenth_of_gap(view))
+    limit = max(health.limit_a, _tenth_of_gap(view))
     if lag.n and (worst := float(lag.samples.values.max())) > limit:
         text = f"late sends: up to {worst * 1e3:.1f} ms after the due time"
         yield Finding("late_sends", text, "trust the *_sched metrics, which count from the due time")

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
 from results.counters import COUNTERS
-from results.judging import Judging
+from results.judging import ClassGoal, Judging
 from results.metrics import METRICS, Kind
 from results.outcomes import GROUPS
 from results.record import Outcome
@@ -41,6 +41,7 @@ _UNITS: dict[Kind, dict[str, float]] = {
     Kind.COUNT: {"": 1.0},
 }
 _UNITS[Kind.LAG] = _UNITS[Kind.LATENCY]
+_UNITS[Kind.FACTOR] = _UNITS[Kind.COUNT]
 
 _GATE = re.compile(
     r"\s*(?P<subject>[^\s<>=!{]+(?:\{[^}]*\}[^\s<>=!]*)?)"
@@ -80,7 +81,7 @@ class Gate:
     @property
     def needs_client(self) -> bool:
         """Whether an invalid client makes it undecidable: latencies, rates, goodput (MEASUREMENT 8)."""
-        timed = self.kind in (Kind.LATENCY, Kind.RATE) and self.group is None
+        timed = self.kind in (Kind.LATENCY, Kind.RATE, Kind.FACTOR) and self.group is None
         return timed or self.metric in ("attainment", "attainment_strict", "completed_share")
 
     def meets(self, value: float) -> bool:
@@ -233,6 +234,29 @@ def _bound(number: str, unit: str, kind: Kind, stat: str | None, regression: boo
 def parse_gates(judging: Judging, faults: Collection[str] | None = None) -> list[Gate]:
     """All gates of a run that was checked before; raises GateError at the first bad one."""
     return [parse_gate(text, tuple(judging.classes), faults) for text in judging.gates]
+
+
+SEND_CLOCK = ("ttft", "ttfo", "e2e", "slowdown")
+"""Latencies that begin with the send; the others of this name and ``_sched`` begin when it was due."""
+
+
+def wrong_clock(gate: Gate, classes: Mapping[str, ClassGoal]) -> str | None:
+    """Why the gate's clock cannot tell what it is asked of these classes; None if it can.
+
+    A closed loop is due whenever the answer before came, so only its send clock means anything; behind a
+    declared cap the wait for the cap is before the send, so only the schedule clock does (C17).
+    """
+    goals = classes if gate.scope is None else {n: g for n, g in classes.items() if n == gate.scope}
+    if gate.group is not None or not goals:
+        return None
+    scheduled = gate.metric.endswith("_sched")
+    if scheduled and not any(goal.open_loop for goal in goals.values()):
+        return f"{gate.metric} says nothing of a closed loop; use {gate.metric.removesuffix('_sched')}"
+    capped = [name for name, goal in goals.items() if goal.cap is not None and goal.open_loop]
+    if gate.metric in SEND_CLOCK and capped:
+        use = "" if gate.metric == "slowdown" else f"; use {gate.metric}_sched"
+        return f"{gate.metric} leaves out the wait for the cap of class {', '.join(capped)}{use}"
+    return None
 
 
 def planned_warnings(gates: Collection[Gate], planned: dict[str, int]) -> list[str]:

@@ -20,22 +20,37 @@ class ClassGoal:
     exact_output: bool = False
     """Correct only if n_out equals what was asked."""
     open_loop: bool = True
+    """Due times do not depend on answers. Else only the send clock says anything (MEASUREMENT 3)."""
+    cap: int | None = None
+    """At most so many in flight, as declared; then only the schedule clock does (C17)."""
     planned: int | None = None
     """Requests planned for the window, for warnings before the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthLimits:
-    """The limits of MEASUREMENT 8, each as (valid up to, degraded up to). Shares as ratios, times in s."""
+    """The limits of MEASUREMENT 8; times in s, shares as ratios. Raises ValueError for senseless ones."""
 
-    latency_floor_s: float = 0.005
+    latency_floor: float = 0.005
+    """A = max(``latency_floor``, ``latency_share`` x the smallest class median of ttft)."""
     latency_share: float = 0.05
     min_class_n: int = 30
-    pool_wait_s: float = 0.001
-    cpu_ratio: float = 0.8
-    steal_ratio: float = 0.05
-    rate: tuple[float, float] = (0.005, 0.02)
-    little: tuple[float, float] = (0.001, 0.02)
+    """Completed requests from which a class's median counts."""
+    pool_wait: float = 0.001
+    cpu: float = 0.8
+    steal: float = 0.05
+    offered: float = 0.005
+    offered_degraded: float = 0.02
+    little: float = 0.001
+    little_degraded: float = 0.02
+
+    def __post_init__(self) -> None:
+        if self.latency_floor <= 0:
+            raise ValueError("latency_floor must be longer than 0s: no client is on time to the ns")
+        for name in ("offered", "little"):
+            valid, degraded = getattr(self, name), getattr(self, f"{name}_degraded")
+            if degraded < valid:
+                raise ValueError(f"{name}_degraded ({degraded:g}) is below {name} ({valid:g})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +113,4 @@ def _goal(data: dict[str, Any]) -> ClassGoal:
 
 def _limits(data: dict[str, Any]) -> HealthLimits:
     known = {f.name for f in fields(HealthLimits)}
-    values: dict[str, Any] = {
-        k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in known
-    }
-    return HealthLimits(**values)
+    return HealthLimits(**{k: v for k, v in data.items() if k in known})

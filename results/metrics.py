@@ -14,10 +14,13 @@ from enum import StrEnum
 import numpy as np
 import pandas as pd
 
-from results.stats.bootstrap import Index
+from results.sessions import session_stretch
 from results.stats.quantiles import Values
+from results.token_events import Samples, icl, itl, itl_seen, stall
 
 NS = 1e-9
+HIDDEN_REASONING = "hidden_reasoning"
+"""The warning of a record whose usage counts reasoning tokens that no event brought."""
 
 
 class Kind(StrEnum):
@@ -27,19 +30,8 @@ class Kind(StrEnum):
     LAG = "lag"
     RATE = "rate"
     RATIO = "ratio"
+    FACTOR = "factor"
     COUNT = "count"
-
-
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """Values in s with the row (0..n-1 of the frame they came from) that each belongs to."""
-
-    values: Values
-    owners: Index
-
-    @property
-    def n(self) -> int:
-        return len(self.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,72 +91,14 @@ def tpot(data: pd.DataFrame) -> Values:
 
 
 def tokens_after_first(data: pd.DataFrame) -> Values:
-    """n_out - k_first per request; NaN where n_out is unknown. Reasoning that came in no event (the first
-    token seen is visible) does not count: its time is not in the span either."""
+    """n_out - k_first per request; NaN where n_out is unknown. Reasoning that is in usage and came in no
+    event does not count: its time is not in the span either."""
     reasoning = np.nan_to_num(_column(data, "n_reasoning"))
-    hidden = _column(data, "first_visible") == _column(data, "first_token")
-    result: Values = _column(data, "n_out") - np.where(hidden, reasoning, 0) - _column(data, "k_first")
+    for row in np.flatnonzero(reasoning):
+        if HIDDEN_REASONING not in data["warnings"].iloc[row]:
+            reasoning[row] = 0
+    result: Values = _column(data, "n_out") - reasoning - _column(data, "k_first")
     return result
-
-
-def event_times(events: object) -> Values:
-    """s since the first token of one request's token-bearing events."""
-    return np.asarray(events if events is not None else [], dtype=np.float64) * 1e-6
-
-
-def event_gaps(events: object) -> Values:
-    """s between them; subtracted in whole µs, so exact to the last digit."""
-    return np.diff(np.asarray(events if events is not None else [], dtype=np.float64)) * 1e-6
-
-
-def event_counts(given: Values | None, events: int, n_out: float) -> Values | None:
-    """Tokens of each event of a request; None if unknown. If the whole has as many tokens as there are
-    events then each carries one, for none is empty."""
-    if given is not None and len(given) == events:
-        return np.asarray(given, dtype=np.float64)
-    return np.ones(events) if events and n_out == events else None
-
-
-def _pool(values: list[Values], rows: list[int]) -> Samples:
-    sizes = [len(v) for v in values]
-    owners = np.repeat(np.asarray(rows, dtype=np.int64), sizes) if rows else np.empty(0, dtype=np.int64)
-    return Samples(np.concatenate(values) if values else np.empty(0), owners)
-
-
-def icl(data: pd.DataFrame) -> Samples:
-    """Gaps between token-bearing events, pooled."""
-    gaps = [event_gaps(e) for e in data["event_us"]]
-    return _pool(gaps, list(range(len(gaps))))
-
-
-def itl(data: pd.DataFrame) -> Samples:
-    """Each gap shared evenly by the n_i tokens of the event that ends it: gap/n_i, n_i times."""
-    return _per_token(data, lambda gaps, n: np.repeat(gaps / n, n.astype(np.int64)))
-
-
-def itl_seen(data: pd.DataFrame) -> Samples:
-    """The same tokens as they arrived: each gap, then n_i - 1 zeros."""
-
-    def spread(gaps: Values, n: Values) -> Values:
-        series = np.zeros(int(n.sum()))
-        series[np.concatenate([[0], np.cumsum(n)[:-1]]).astype(np.int64)] = gaps
-        return series
-
-    return _per_token(data, spread)
-
-
-def _per_token(data: pd.DataFrame, spread: Callable[[Values, Values], Values]) -> Samples:
-    values: list[Values] = []
-    rows: list[int] = []
-    columns = zip(data["event_us"], data["event_tokens"], data["n_out"], strict=True)
-    for row, (events, given, n_out) in enumerate(columns):
-        counts = event_counts(given, len(events), n_out)
-        if counts is None or len(events) < 2:
-            continue
-        gaps, ending = event_gaps(events), counts[1:]
-        values.append(spread(gaps[ending > 0], ending[ending > 0]))
-        rows.append(row)
-    return _pool(values, rows)
 
 
 def _mean_of(pooled: Callable[[pd.DataFrame], Samples]) -> Callable[[pd.DataFrame], Values]:
@@ -178,12 +112,6 @@ def _mean_of(pooled: Callable[[pd.DataFrame], Samples]) -> Callable[[pd.DataFram
     return values
 
 
-def stall(data: pd.DataFrame) -> Values:
-    """The largest gap between token-bearing events of each request."""
-    gaps = [event_gaps(e) for e in data["event_us"]]
-    return np.array([g.max() if len(g) else np.nan for g in gaps], dtype=np.float64)
-
-
 def _waited_for(connection_new: bool) -> Callable[[pd.DataFrame], Values]:
     def values(data: pd.DataFrame) -> Values:
         wait = _span("conn", "start")(data)
@@ -191,6 +119,36 @@ def _waited_for(connection_new: bool) -> Callable[[pd.DataFrame], Values]:
         return result
 
     return values
+
+
+def _send_lag(data: pd.DataFrame) -> Values:
+    """From when this attempt was due: a retry is due when its backoff is over (C27)."""
+    due = np.where(data["retry_due"].notna(), _column(data, "retry_due"), _column(data, "due"))
+    result: Values = (_column(data, "start") - due) * NS
+    return result
+
+
+def _cap_wait(data: pd.DataFrame) -> Values:
+    """What of the send lag a declared cap is to blame for."""
+    sent = data["start"].notna().to_numpy(dtype=bool)
+    result: Values = np.where(sent, _column(data, "cap_wait") * NS, np.nan)
+    return result
+
+
+def _client_lag(data: pd.DataFrame) -> Values:
+    """What of the send lag nobody chose. In whole ns, so that a lag of 0 is 0."""
+    due = np.where(data["retry_due"].notna(), _column(data, "retry_due"), _column(data, "due"))
+    result: Values = (_column(data, "start") - due - _column(data, "cap_wait")) * NS
+    return result
+
+
+def _slowdown(data: pd.DataFrame) -> Values:
+    """e2e over the time of the same request, hits kept, on the idle target."""
+    if "alone" not in data:
+        return np.full(len(data), np.nan)
+    alone = _column(data, "alone")
+    result: Values = np.divide(_e2e("start")(data), alone, out=np.full(len(data), np.nan), where=alone > 0)
+    return result
 
 
 def _queue_wait(data: pd.DataFrame) -> Values:
@@ -209,7 +167,8 @@ def defined(values: Values) -> Samples:
 def _request(
     name: str, meaning: str, of: Callable[[pd.DataFrame], Values], kind: Kind = Kind.LATENCY
 ) -> Metric:
-    return Metric(name, kind, "s", meaning, lambda data: defined(of(data)), of)
+    unit = "" if kind is Kind.FACTOR else "s"
+    return Metric(name, kind, unit, meaning, lambda data: defined(of(data)), of)
 
 
 def _pooled(name: str, meaning: str, of: Callable[[pd.DataFrame], Samples]) -> Metric:
@@ -220,11 +179,18 @@ def _number(name: str, kind: Kind, unit: str, meaning: str) -> Metric:
     return Metric(name, kind, unit, meaning)
 
 
+_THINK_GAP = _span("first_visible", "last_reasoning")
+
 _TABLE = (
     _request("ttft", "send to first token", _streamed(_span("first_token", "start"))),
     _request("ttft_sched", "due time to first token", _streamed(_span("first_token", "due"))),
     _request("ttfo", "send to first visible output", _streamed(_span("first_visible", "start"))),
     _request("ttfo_sched", "due time to first visible output", _streamed(_span("first_visible", "due"))),
+    _request(
+        "think_gap",
+        "last reasoning to first visible output",
+        _streamed(_span("first_visible", "last_reasoning")),
+    ),
     _request("e2e", "send to last token", _e2e("start")),
     _request("e2e_sched", "due time to last token", _e2e("due")),
     _request("stream_close", "last token to terminal event", _streamed(_span("terminal", "last_token"))),
@@ -233,11 +199,21 @@ _TABLE = (
     _pooled("icl", "gaps between token events", icl),
     _pooled("itl", "time per token after the first, each gap shared by its tokens", itl),
     _pooled("itl_seen", "time per token as seen: a gap, then zeros", itl_seen),
-    _request("send_lag", "due time to send", _span("start", "due"), Kind.LAG),
-    _request("client_lag", "send_lag without the wait for a declared cap", _span("start", "due"), Kind.LAG),
+    _request("send_lag", "due time to send", _send_lag, Kind.LAG),
+    _request("cap_wait", "part of send_lag: wait for a declared cap", _cap_wait, Kind.LAG),
+    _request("client_lag", "the rest of send_lag: the client was late", _client_lag, Kind.LAG),
     _request("pool_wait", "wait for a reused connection", _waited_for(False), Kind.LAG),
     _request("connect", "opening a connection", _waited_for(True), Kind.LAG),
     _request("queue_wait", "received to first scheduled (truth of our engine)", _queue_wait),
+    _request("slowdown", "e2e over that of the same request on the idle target", _slowdown, Kind.FACTOR),
+    Metric(
+        "session_stretch",
+        Kind.FACTOR,
+        "",
+        "first due to last terminal of a session, over the same on the idle target",
+        session_stretch,
+    ),
+    _number("tpot_token_weighted", Kind.LATENCY, "s", "sum of the spans of tpot over sum of their tokens"),
     _number("asked_rate", Kind.RATE, "/s", "requests due in the window, per s"),
     _number("offered_rate", Kind.RATE, "/s", "requests due in the window that were sent, per s"),
     _number("completed_rate", Kind.RATE, "/s", "requests of any phase completed in the window, per s"),
@@ -248,6 +224,7 @@ _TABLE = (
     _number("attainment", Kind.RATIO, "", "good / (planned - cancelled by plan - excluded)"),
     _number("attainment_strict", Kind.RATIO, "", "good / (planned - cancelled by plan)"),
     _number("completed_share", Kind.RATIO, "", "completed / planned"),
+    _number("conn_new", Kind.RATIO, "", "share of the requests sent that opened a connection"),
     _number("hit_token_weighted", Kind.RATIO, "", "cached prompt tokens / prompt tokens"),
     _number("hit_request_mean", Kind.RATIO, "", "mean of the requests' cached shares"),
     _number("hit_request_count", Kind.RATIO, "", "share of requests that read anything"),

@@ -6,9 +6,10 @@ import numpy as np
 import pandas as pd
 
 from results.goodput import Marks
-from results.metrics import NS, event_counts, event_times
+from results.metrics import NS
 from results.outcomes import Mask
 from results.stats.quantiles import Values
+from results.token_events import event_counts, event_times
 
 Spans = tuple[tuple[int, int], ...]
 """Disjoint [from, to) in ns since t0."""

@@ -43,9 +43,13 @@ class Record:
     """The X-Request-Id that was sent: joins with the truth."""
     route: str = "target"
     model: str = ""
+    adapter: str | None = None
     faults: list[str] = field(default_factory=list)
 
     due: int | None = None
+    """When the request was due; also of a later attempt, so that the user's whole wait is seen."""
+    retry_due: int | None = None
+    """When this attempt was due, of a later attempt; None for the first."""
     dequeued: int | None = None
     start: int | None = None
     conn: int | None = None
@@ -54,17 +58,26 @@ class Record:
     first_event: int | None = None
     first_token: int | None = None
     first_visible: int | None = None
+    last_reasoning: int | None = None
+    """Of the reasoning events up to the first visible one."""
     last_token: int | None = None
     terminal: int | None = None
     closed: int | None = None
+    cap_wait: int = 0
+    """ns that a declared cap held this attempt back: a part of its send lag that the client chose."""
     conn_new: bool = False
     stamp: str = "user"
+    """Whose receive stamps these are: ``kernel``, ``user``, or ``mixed`` where the kernel gave only some."""
     skew_ns: int = 0
+    """Bound of the error of turning kernel stamps into times on this clock."""
 
     event_us: list[int] = field(default_factory=list)
     """µs from first_token to each token-bearing event; the first is 0."""
     event_tokens: list[int] | None = None
+    single: list[bool] | None = None
+    """Which token-bearing events were the only one that their read completed; None = every one."""
     coalesced: int = 0
+    """Token-bearing events after the first of their read: their times are upper bounds."""
     n_in_asked: int = 0
     n_in: int | None = None
     n_out_asked: int = 0

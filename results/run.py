@@ -14,7 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from results.judging import Judging
-from results.recordfile import RECORD_SCHEMA, RecordWriter, frame, frame_of, read_records, read_stream
+from results.recordfile import (
+    RECORD_SCHEMA,
+    RecordWriter,
+    frame,
+    frame_of,
+    read_records,
+    read_stream,
+)
+from results.runfiles import RunError, json_document, lines, load_records, parquet
 from results.spans import touched
 
 __all__ = ["RECORD_SCHEMA", "RecordWriter", "Run", "RunData", "RunError", "frame", "read_records"]
@@ -23,17 +31,13 @@ SCHEMA_VERSION = 1
 Rows = Iterable[Mapping[str, Any]]
 
 
-class RunError(Exception):
-    """A run directory that cannot be read: what is missing and where."""
-
-
 @dataclass(slots=True)
 class RunData:
     """Everything the judge, the reports and comparisons look at."""
 
     judging: Judging
     records: pd.DataFrame
-    """One row per request, columns of JOINTS 3; see ``results.recordfile.frame_of``."""
+    """One row per request, its last attempt; columns of JOINTS 3, see ``results.recordfile.frame_of``."""
     plan: pd.DataFrame | None = None
     """plan.parquet; only ``id`` is needed (a planned request without a record is lost)."""
     faults: list[dict[str, Any]] = field(default_factory=list)
@@ -54,6 +58,10 @@ class RunData:
     """Why this run is only a prefix, if it is."""
     manifest: dict[str, Any] = field(default_factory=dict)
     path: Path | None = None
+    attempts: pd.DataFrame | None = None
+    """Every attempt that another one followed, same columns; None = no request was tried again."""
+    alone: dict[int, float] | None = None
+    """By request id: s that it takes on the idle target, hits kept. None = nobody can tell."""
 
 
 def _plain(value: Any) -> Any:
@@ -153,17 +161,15 @@ class Run:
         interrupted: bool = False,
         target_error: str | None = None,
         load_error: str | None = None,
+        alone: Mapping[int, float] | None = None,
     ) -> RunData:
         """Close the records, write what is known only now, and return everything for the judge."""
         self.records.close()
-        streams = sorted(self.path.glob("records*.arrow"))
-        table = self._with_faults(pa.concat_tables([read_stream(stream)[0] for stream in streams]))
-        pq.write_table(table, self.path / "records.parquet")
-        for stream in streams:
-            stream.unlink()
+        records, attempts = self._gathered("records"), self._gathered("attempts")
+        assert records is not None, "this run's own stream is there"
         data = RunData(
             self.judging,
-            frame_of(table),
+            records,
             self.plan,
             self._faults,
             self._audits,
@@ -177,13 +183,27 @@ class Run:
             load_error,
             manifest=self._manifest | dict(manifest or {}),
             path=self.path,
+            attempts=attempts,
+            alone=None if alone is None else dict(alone),
         )
         self._write_rest(data)
         return data
 
+    def _gathered(self, name: str) -> pd.DataFrame | None:
+        """The streams of this name, of all load processes, as one Parquet file; None if there are none."""
+        streams = sorted(self.path.glob(f"{name}*.arrow"))
+        if not streams:
+            return None
+        table = self._with_faults(pa.concat_tables([read_stream(stream)[0] for stream in streams]))
+        pq.write_table(table, self.path / f"{name}.parquet")
+        for stream in streams:
+            stream.unlink()
+        return frame_of(table)
+
     def _with_faults(self, table: Any) -> Any:
         """The records with all fault windows that their lives touch, which are only known now."""
-        lists = touched(frame_of(table), self._faults, self.judging)
+        lives = table.select(["start", "closed", "faults"]).to_pandas()
+        lists = touched(lives, self._faults, self.judging)
         at = table.schema.get_field_index("faults")
         field_ = table.schema.field(at)
         return table.set_column(at, field_, pa.array(lists, type=field_.type))
@@ -193,6 +213,9 @@ class Run:
             data.scrapes.to_parquet(self.path / "scrapes.parquet", index=False)
         if data.truth is not None:
             data.truth.to_parquet(self.path / "truth.parquet", index=False)
+        if data.alone is not None:
+            times = {"id": list(data.alone), "alone": list(data.alone.values())}
+            pd.DataFrame(times).to_parquet(self.path / "alone.parquet", index=False)
         if data.attribution is not None:
             (self.path / "attribution.json").write_text(_json(data.attribution))
         (self.path / "manifest.json").write_text(_json(data.manifest))
@@ -233,24 +256,30 @@ class Run:
         if document.get("schema", 0) > SCHEMA_VERSION:
             raise RunError(f"{path}: written by a newer headrace (schema {document['schema']})")
         ends = document.get("ends")
-        records, incomplete = _load_records(path, ends is not None)
+        records, attempts, incomplete = load_records(path, ends is not None)
         return RunData(
             Judging.from_dict(document["judging"]),
             records,
-            _parquet(path / "plan.parquet"),
-            _lines(path / "faults.jsonl"),
-            _lines(path / "audits.jsonl"),
-            _parquet(path / "scrapes.parquet"),
-            _parquet(path / "truth.parquet"),
+            parquet(path / "plan.parquet"),
+            lines(path / "faults.jsonl"),
+            lines(path / "audits.jsonl"),
+            parquet(path / "scrapes.parquet"),
+            parquet(path / "truth.parquet"),
             (ends or {}).get("signals", {}),
             (ends or {}).get("invariants"),
-            _document(path / "attribution.json"),
+            json_document(path / "attribution.json"),
             bool((ends or {"interrupted": True})["interrupted"]),
             (ends or {}).get("target_error"),
             incomplete or (ends or {}).get("load_error"),
-            _document(path / "manifest.json") or {},
+            json_document(path / "manifest.json") or {},
             path,
+            attempts,
+            _alone(parquet(path / "alone.parquet")),
         )
+
+
+def _alone(times: pd.DataFrame | None) -> dict[int, float] | None:
+    return None if times is None else dict(zip(times["id"].tolist(), times["alone"].tolist(), strict=True))
 
 
 def _truth_frame(truth: Rows | pd.DataFrame | None) -> pd.DataFrame | None:
@@ -265,35 +294,3 @@ def _truth_frame(truth: Rows | pd.DataFrame | None) -> pd.DataFrame | None:
 
 def _flat(value: Any) -> bool:
     return value is None or isinstance(value, str | int | float | bool)
-
-
-def _load_records(path: Path, ended: bool) -> tuple[pd.DataFrame, str | None]:
-    if (path / "records.parquet").exists():
-        return frame_of(pq.read_table(path / "records.parquet")), None
-    parts = [read_stream(p) for p in sorted(path.glob("records*.arrow"))]
-    if not parts:
-        raise RunError(f"{path}: holds no records (neither records.parquet nor records.arrow)")
-    table = pa.concat_tables([t for t, _ in parts])
-    closed = all(complete for _, complete in parts)
-    how = "its load had ended, its judging had not" if closed else "it was killed under load"
-    incomplete = None if ended else f"the run did not finish: {how}; {table.num_rows} records were kept"
-    return frame_of(table), incomplete
-
-
-def _parquet(path: Path) -> pd.DataFrame | None:
-    return pd.read_parquet(path) if path.exists() else None
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """JSON lines; a last line that was cut off by a kill is left out."""
-    rows: list[dict[str, Any]] = []
-    text = path.read_text() if path.exists() else ""
-    for line in text.splitlines(keepends=True):
-        if line.endswith("\n"):
-            rows.append(json.loads(line))
-    return rows
-
-
-def _document(path: Path) -> dict[str, Any] | None:
-    result: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
-    return result

@@ -10,12 +10,13 @@ import pandas as pd
 
 from results.goodput import Marks, mark
 from results.judging import Judging
-from results.metrics import METRICS, Kind, Samples
+from results.metrics import METRICS, Kind
 from results.outcomes import Mask, prepared
 from results.rates import Spans
 from results.run import RunData
 from results.spans import MARKING, fault_span, meets
 from results.stats.distribution import Distribution
+from results.token_events import Samples
 
 TRUTH_COLUMNS = (
     "worker",
@@ -39,6 +40,7 @@ TRUTH_COLUMNS = (
     "preemptions",
     "blocks_peak",
 )
+CLOSED_LOOP = "closed loop: due times follow the answers"
 TIERS = ("device", "host", "disk", "remote")
 
 
@@ -52,6 +54,9 @@ class View:
     """Span of each injected fault: injected to recovered (MEASUREMENT C47), ns since t0."""
     own_requests: frozenset[str] = frozenset()
     """Faults that touch nothing but the requests that they mark (a cancel): beside them a run is steady."""
+    attempts: pd.DataFrame | None = None
+    """Attempts that another one followed; None = no request was tried again."""
+    plan: pd.DataFrame | None = field(default=None, repr=False)
     _distributions: dict[tuple[str, bytes], Distribution] = field(default_factory=dict, repr=False)
     _all_samples: dict[str, Samples] = field(default_factory=dict, repr=False)
 
@@ -59,13 +64,32 @@ class View:
     def of(run: RunData) -> View:
         last = run.records.sort_values(["id", "attempt"], kind="stable").drop_duplicates("id", keep="last")
         joined = with_truth(prepared(last, run.judging), run.truth)
+        if run.plan is not None and "after_ns" in run.plan:
+            thinking = run.plan.set_index("id")["after_ns"].astype("float64")
+            joined = joined.assign(after_ns=joined["id"].map(thinking))
+        if run.alone is not None:
+            joined = joined.assign(alone=joined["id"].map(run.alone).astype("float64"))
         spans = {str(f["id"]): span for f in run.faults if (span := fault_span(f, run.judging)) is not None}
         marking = frozenset(str(f["id"]) for f in run.faults if f.get("type") in MARKING)
-        return View(run.judging, joined, spans, marking)
+        attempts = None if run.attempts is None else prepared(run.attempts, run.judging)
+        return View(run.judging, joined, spans, marking, attempts, run.plan)
 
     @cached_property
     def marks(self) -> Marks:
         return mark(self.data, self.judging)
+
+    @property
+    def lives(self) -> pd.DataFrame:
+        """[start, closed) of every attempt, also of those that another one followed (C35)."""
+        own = self.data[["start", "closed"]]
+        return own if self.attempts is None else pd.concat([own, self.attempts[["start", "closed"]]])
+
+    @cached_property
+    def open_loop(self) -> Mask:
+        """Rows whose due times do not depend on answers."""
+        closed = [name for name, goal in self.judging.classes.items() if not goal.open_loop]
+        mask: Mask = ~self.data["class"].isin(closed).to_numpy(dtype=bool)
+        return mask
 
     @cached_property
     def in_window(self) -> Mask:
@@ -104,15 +128,20 @@ class View:
         return mask
 
     def distribution(self, metric: str, rows: Mask) -> Distribution:
-        """A metric over some rows: of the completed ones, but a lag of the client over all (C24)."""
+        """A metric over some rows: of the completed ones, but a lag of the client over all (C24). Of a
+        closed loop the schedule clock says nothing."""
         found = METRICS[metric]
         kept = rows if found.kind is Kind.LAG else rows & self.marks.completed
+        why_none = "no samples"
+        if metric.endswith("_sched"):
+            any_loop, kept = kept, kept & self.open_loop
+            why_none = CLOSED_LOOP if any_loop.any() and not kept.any() else why_none
         key = (metric, kept.tobytes())
         if key not in self._distributions:
             samples = self._samples(metric)
             chosen = kept[samples.owners]
             part = Samples(samples.values[chosen], samples.owners[chosen])
-            self._distributions[key] = Distribution(part, found.pooled)
+            self._distributions[key] = Distribution(part, found.pooled, why_none)
         return self._distributions[key]
 
     def _samples(self, metric: str) -> Samples:

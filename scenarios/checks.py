@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from engine.config import problems
@@ -16,12 +17,14 @@ from faults.burst import Burst
 from faults.cancel import Cancel
 from faults.when import InPrefill
 from faults.worker import FreezeWorker, KillWorker
+from loadgen.vocabulary import vocabulary_of
+from loadgen.workload.lengths import Longest, Measured
 from results.counters import COUNTERS
 from results.gates import OUTCOMES, GateError, parse_gate
 from results.metrics import METRICS
 from scenarios.faulty import nearest
 from scenarios.parts import engine_config
-from scenarios.schema import ClassSpec, EngineTarget, Scenario
+from scenarios.schema import ClassSpec, EngineTarget, Scenario, UrlTarget
 
 Found = Iterator[tuple[tuple[str | int, ...], str]]
 
@@ -87,6 +90,7 @@ def sense(scenario: Scenario) -> Found:
         if limit <= 0:
             yield ("timeouts", key), "a timeout must be longer than 0s: nothing could be answered in time"
     yield from _sizes(scenario)
+    yield from lengths(scenario)
     yield from _target(scenario)
     for name, spec in scenario.classes.items():
         yield from _class(name, spec)
@@ -98,16 +102,69 @@ def sense(scenario: Scenario) -> Found:
 def _sizes(scenario: Scenario) -> Found:
     """A load is a list of requests in memory; one that would never be made is refused here."""
     for i, load in enumerate(scenario.load):
-        expected = load.arrival.expected(scenario.phases.load_ns / 1e9)
+        span = scenario.phases.load_ns / 1e9
+        expected = load.arrives.expected(span)
+        at = ("load", i, "arrival" if load.trace is None else "trace")
         if expected > _MOST_SESSIONS:
-            yield (
-                ("load", i, "arrival"),
-                f"{expected:.3g} arrivals; at most {_MOST_SESSIONS:,} can be planned",
-            )
+            yield at, f"{expected:.3g} arrivals; at most {_MOST_SESSIONS:,} can be planned"
+        elif load.trace is not None and expected == 0:
+            yield at, f"nothing of it is due in the {span:g} s of load: see start_at and compress"
+
+
+def lengths(scenario: Scenario, context: int | None = None) -> Found:
+    """Loads that can ask for more tokens than their class or the model takes; what a chat template adds
+    comes on top. ``context`` is the model's limit where it is known otherwise than from the scenario."""
+    for i, load in enumerate(scenario.load):
+        if load.class_ in scenario.classes and isinstance(load.works, Measured):
+            longest = load.works.longest()
+            for asked, most, what in _bounds(scenario, load.class_, longest, context):
+                if most is not None and asked > most:
+                    yield ("load", i, "workload"), f"{what} is {most:,}, this can ask for {asked:,} tokens"
+
+
+def too_long(scenario: Scenario, context: int | None = None) -> list[tuple[str, int, str]]:
+    """The same of recorded requests: file, line and what is wrong, of all that would be sent."""
+    found: list[tuple[str, int, str]] = []
+    span = scenario.phases.load_ns / 1e9
+    for load in scenario.load:
+        if load.trace is not None and load.class_ in scenario.classes:
+            misfit = partial(_misfit, scenario, load.class_, context)
+            found += load.trace.misfits(span, misfit)
+    return found
+
+
+def _misfit(scenario: Scenario, name: str, context: int | None, given: int, asked: int) -> Iterator[str]:
+    for wanted, most, what in _bounds(scenario, name, Longest.of(given, asked), context):
+        if most is not None and wanted > most:
+            remedy = "raise it, or set max_input or max_output with over: drop or over: cut"
+            yield f"{what} is {most:,}, this asks for {wanted:,} tokens: {remedy}"
+
+
+def _bounds(
+    scenario: Scenario, name: str, longest: Longest, context: int | None
+) -> Iterator[tuple[int, int | None, str]]:
+    """(asked, most, what is bounded) of one load."""
+    limits, target = scenario.classes[name].limits, scenario.target
+    yield longest.input, limits.input, f"limits.input of class {name!r}"
+    clamped = isinstance(target, EngineTarget) and target.engine.admission.over_length == "clamp"
+    if not clamped:
+        yield longest.output, limits.output, f"limits.output of class {name!r}"
+    whole = longest.input + 1 if clamped else longest.total
+    yield whole, limits.total, f"limits.total of class {name!r}"
+    if context is not None:
+        yield whole, context, "the model's limit"
+    if isinstance(target, EngineTarget):
+        memory = target.engine.memory
+        yield whole, target.engine.max_model_len, "target.engine.max_model_len"
+        held = None if memory.kv_blocks is None else memory.kv_blocks * memory.block_size
+        yield whole, held, "the memory of a worker (target.engine.memory.kv_blocks)"
+    else:
+        yield whole, target.max_model_len, "target.max_model_len"
 
 
 def _target(scenario: Scenario) -> Found:
-    if not isinstance(scenario.target, EngineTarget):
+    if isinstance(scenario.target, UrlTarget):
+        yield from _url(scenario.target)
         return
     engine = scenario.target.engine
     if not 1 <= engine.workers <= _MOST_WORKERS:
@@ -117,6 +174,16 @@ def _target(scenario: Scenario) -> Found:
     for place, message in problems(engine_config(scenario)):
         if place != ("workers",):
             yield ("target", "engine", *place), message
+
+
+def _url(target: UrlTarget) -> Found:
+    if target.max_model_len is not None and target.max_model_len < 2:
+        yield ("target", "max_model_len"), f"at least 2 tokens, not {target.max_model_len}"
+    if target.tokenizer is not None:
+        try:
+            vocabulary_of(target.tokenizer)
+        except ValueError as error:
+            yield ("target", "tokenizer"), str(error)
 
 
 def _class(name: str, spec: ClassSpec) -> Found:

@@ -13,10 +13,10 @@ import yaml
 from pydantic import TypeAdapter
 
 from engine.config import POLICIES
-from scenarios.forms import TABLES, form, is_union, keys, unit_of
+from scenarios.forms import TABLES, first_keys, form, is_union, keys, unit_of
 from scenarios.schema import Scenario
 
-_NAMES = {"Arrival": "arrivals", "Workload": "workloads", "Fault": "faults"}
+_NAMES = {"Arrival": "arrivals", "Workload": "workloads", "Trace": "traces", "Fault": "faults"}
 
 
 def json_schema() -> dict[str, Any]:
@@ -54,8 +54,7 @@ def help_of(cls: type[Any]) -> str:
 
 def _field(f: dataclasses.Field[Any], hint: Any) -> str:
     """What a field takes and its default, such as ``time (5s or 250ms) = 10s``."""
-    unit, default = unit_of(hint), default_of(f)
-    takes = f"{unit.noun.removeprefix('a ')} ({unit.example})" if unit else _takes(hint)
+    takes, default = _takes(hint), default_of(f)
     if default is dataclasses.MISSING:
         return takes
     return f"{takes}, optional" if default is None else f"{takes} = {json.dumps(_plain(default, hint))}"
@@ -63,13 +62,27 @@ def _field(f: dataclasses.Field[Any], hint: Any) -> str:
 
 def _takes(hint: Any) -> str:
     """What a field takes, in words."""
+    if unit := unit_of(hint):
+        return f"{unit.noun.removeprefix('a ')} ({unit.example})"
     if is_union(hint):
-        return " or ".join(_takes(arg) for arg in get_args(hint) if arg is not NoneType)
+        classes = first_keys(get_args(hint)).values()
+        brief = len(classes) > 1
+        members = [arg for arg in get_args(hint) if arg is not NoneType]
+        return " or ".join(_block_of(arg, brief) if arg in classes else _takes(arg) for arg in members)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return "{" + ", ".join(f"{key}: .." for key, _, _ in keys(hint)) + "}"
+        return _block_of(hint)
+    if get_origin(hint) in (dict, Mapping):
+        return f"{{name: {_takes(get_args(hint)[1])}, ..}}"
     if get_args(hint) and get_origin(hint) is not tuple:
         return " or ".join(str(arg) for arg in get_args(hint))
     return {str: "text", int: "whole number", float: "number", bool: "true or false"}.get(hint, "list")
+
+
+def _block_of(cls: type[Any], brief: bool = False) -> str:
+    """The keys of a block; if ``brief``, the one that tells it from other blocks."""
+    names = [key for key, _, _ in keys(cls)]
+    shown = names[:1] if brief else names
+    return "{" + ", ".join(f"{name}: .." for name in shown) + (", ..}" if len(shown) < len(names) else "}")
 
 
 def resolved(scenario: Scenario) -> str:
@@ -85,7 +98,8 @@ def _plain(value: Any, hint: Any) -> Any:
         return unit.write(value)
     if is_union(hint):
         members = [arg for arg in get_args(hint) if arg is not NoneType]
-        hint = next((arg for arg in members if isinstance(arg, type) and type(value) is arg), members[0])
+        found = next((arg for arg in members if isinstance(arg, type) and type(value) is arg), members[0])
+        return value if value is None else _plain(value, found)
     if hint in TABLES:
         name = next(name for name, cls in TABLES[hint].items() if type(value) is cls)
         return {"type": name} | _block(value)

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic_core import ErrorDetails
 
-from scenarios.forms import TABLES, first_keys, is_union, keys
+from scenarios.forms import TABLES, first_keys, is_union, keys, unit_of
 from scenarios.schema import Scenario
 
 _SHAPES = {
@@ -74,10 +74,19 @@ def _no_choice(value: Any, hint: Any) -> str:
             return f"missing key 'type' (known: {', '.join(table)})"
         return f"unknown type {value['type']!r}{nearest(str(value['type']), table)}"
     names = first_keys(get_args(hint))
-    words = [repr(word) for arg in get_args(hint) if get_origin(arg) is Literal for word in get_args(arg)]
+    words = [word for arg in get_args(hint) for word in _plain_words(arg)]
     forms = " or ".join([*(f"{{{name}: ..}}" for name in names), *words])
     wrong = next((str(key) for key in value), "") if isinstance(value, dict) else ""
     return f"expected {forms}, found {_short(value)}" + (nearest(wrong, names) if wrong else "")
+
+
+def _plain_words(hint: Any) -> list[str]:
+    """What a member of a union takes that is no block of keys."""
+    if get_origin(hint) is Literal:
+        return [repr(word) for word in get_args(hint)]
+    if unit := unit_of(hint):
+        return [f"{unit.noun} ({unit.example})"]
+    return ["a whole number"] if hint is int else []
 
 
 def _known(loc: Sequence[str | int]) -> list[str]:

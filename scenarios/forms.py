@@ -31,11 +31,17 @@ from faults.fault import Fault
 from faults.table import FAULTS
 from loadgen.arrivals import ARRIVALS
 from loadgen.plan import Arrival, Workload
+from loadgen.tracefiles import TRACES, Trace
 from loadgen.workload import WORKLOADS
 from scenarios.schema import NotAKey
 from scenarios.units import UNITS, Unit
 
-TABLES: Mapping[Any, Mapping[str, type[Any]]] = {Arrival: ARRIVALS, Workload: WORKLOADS, Fault: FAULTS}
+TABLES: Mapping[Any, Mapping[str, type[Any]]] = {
+    Arrival: ARRIVALS,
+    Workload: WORKLOADS,
+    Trace: TRACES,
+    Fault: FAULTS,
+}
 """Which table stands behind which protocol."""
 
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
@@ -57,7 +63,8 @@ def keys(cls: type[Any]) -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
 def unit_of(hint: Any) -> Unit | None:
     """The unit that a hint asks for, if any, also inside ``X | None``."""
     if is_union(hint):
-        return next((unit for arg in get_args(hint) if (unit := unit_of(arg))), None)
+        units = [unit_of(arg) for arg in get_args(hint) if arg is not NoneType]
+        return units[0] if len(units) == 1 else None
     marks = getattr(hint, "__metadata__", ())
     return next((UNITS[mark] for mark in marks if isinstance(mark, str) and mark in UNITS), None)
 
@@ -137,7 +144,7 @@ def _entry_of(table: Mapping[str, type[Any]]) -> Any:
 
 
 def _union(args: tuple[Any, ...]) -> Any:
-    """``X | None``, or dataclasses told apart by the first key of each, or one of them and plain words."""
+    """``X | None``, or dataclasses told apart by the first key of each, or these and plain values."""
     classes = first_keys(args)
     others = [form(arg) for arg in args if arg not in classes.values() and arg is not NoneType]
     if not classes:

@@ -10,7 +10,8 @@ from pathlib import Path
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from scenarios import checks, tree
+from loadgen.tracefiles import TraceError
+from scenarios import checks, traces, tree
 from scenarios.describe import json_schema, resolved, tables
 from scenarios.faulty import explain, path_of
 from scenarios.forms import form
@@ -76,6 +77,7 @@ def _variant(
     except tree.TreeError as error:
         found += error.found
         return None
+    data = traces.placed(data, Path(file).parent)
     for path, message in checks.references(data):
         found.append(_located(root, path, message))
     scenario: Scenario | None = None
@@ -84,12 +86,17 @@ def _variant(
     except ValidationError as error:
         details = error.errors(include_url=False)
         for detail in details[:_MOST_ERRORS]:
-            found.append(_located(root, path_of(detail["loc"]), explain(detail)))
+            wrong = detail.get("ctx", {}).get("error")
+            if isinstance(wrong, TraceError):
+                found += wrong.found
+            else:
+                found.append(_located(root, path_of(detail["loc"]), explain(detail)))
         if len(details) > _MOST_ERRORS:
             found.append(_located(root, (), f"and {len(details) - _MOST_ERRORS} more errors"))
     else:
         for path, message in checks.sense(scenario):
             found.append(_located(root, path, message))
+        found += checks.too_long(scenario)
     return scenario
 
 

@@ -7,7 +7,9 @@ from dataclasses import fields
 from engine.config import ClassConfig, EngineConfig
 from loadgen.job import TargetJob
 from loadgen.plan import Load
+from loadgen.rules import Rules
 from results.judging import ClassGoal
+from scenarios import traces
 from scenarios.schema import ClassSpec, EngineTarget, Scenario, UrlTarget
 
 _HISTOGRAM_OF = {"ttft": "ttft", "ttft_sched": "ttft", "itl": "itl", "e2e": "e2e", "e2e_sched": "e2e"}
@@ -51,8 +53,8 @@ def _slo_bounds(scenario: Scenario) -> dict[str, tuple[float, ...]]:
 def loads(scenario: Scenario) -> tuple[Load, ...]:
     """The scenario's loads as the plan takes them: each with the rank of its class."""
     return tuple(
-        Load(load.class_, load.arrival, load.workload, load.tenant, scenario.classes[load.class_].rank)
-        for load in scenario.load
+        Load(load.class_, load.arrives, load.works, load.tenant, scenario.classes[load.class_].rank)
+        for load in traces.seeded(scenario).load
     )
 
 
@@ -81,7 +83,12 @@ def whole(scenario: Scenario) -> tuple[str, ...]:
 
 def target_job(target: UrlTarget) -> TargetJob:
     """A foreign endpoint as the load process takes it."""
-    accepted = dict.fromkeys(target.accepts, True)
-    return TargetJob(
-        target.url, target.dialect, {"model": target.model, "key_env": target.key_env} | accepted
-    )
+    names = ("model", "key_env", "key_header", "strict", "temperature")
+    options = {name: getattr(target, name) for name in names} | {"headers": dict(target.headers)}
+    return TargetJob(target.url, target.dialect, options | dict.fromkeys(target.accepts, True))
+
+
+def client_rules(scenario: Scenario) -> Rules:
+    """When the client gives up, holds back or tries again."""
+    caps = {name: spec.cap for name, spec in scenario.classes.items() if spec.cap is not None}
+    return Rules(scenario.timeouts, scenario.client.retries, caps)

@@ -1,14 +1,15 @@
 """The scenario: one file, parsed into frozen values. A field's name is its YAML key.
 
 A trailing underscore (``class_``) is not part of the key. Units stand in ``Annotated`` metadata (see
-scenarios.units). What stands behind ``type:`` comes from the tables ARRIVALS, WORKLOADS and FAULTS.
+scenarios.units). What stands behind ``type:`` comes from the tables ARRIVALS, WORKLOADS, TRACES and
+FAULTS.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from engine.config import (
     AdmissionConfig,
@@ -21,8 +22,10 @@ from engine.config import (
     SchedulerConfig,
 )
 from faults.fault import Fault
-from loadgen.flight import Timeouts
 from loadgen.plan import Arrival, Phases, Seconds, Workload
+from loadgen.rules import Cap, Retries, Timeouts
+from loadgen.targets.http import option_fault
+from loadgen.tracefiles import Trace
 
 NotAKey = "not a key"
 """Marks a field that the loader fills and no file may name."""
@@ -61,18 +64,32 @@ class EngineTarget:
 
 @dataclass(frozen=True, slots=True)
 class UrlTarget:
-    """Any OpenAI-compatible endpoint. ``key_env`` names the environment variable that holds its key;
-    ``accepts`` are the extensions that it is known to understand (MEASUREMENT C14)."""
+    """Any endpoint that speaks one of the dialects. ``key_env`` names the environment variable that holds its
+    key, ``key_header`` the header for it if not the dialect's own; ``headers`` are sent too and hold no
+    secret. ``strict`` sends documented fields only; ``accepts`` are the extensions that the target is known
+    to understand (MEASUREMENT C14). With the path of its
+    ``tokenizer`` (tokenizer.json) prompts have exactly the tokens asked for, but for the chat template;
+    loads that could pass ``max_model_len`` tokens, prompt and answer, are refused."""
 
     url: str
     model: str
-    dialect: Literal["openai_chat", "openai_completions"] = "openai_chat"
+    dialect: Literal["openai_chat", "openai_completions", "openai_responses", "anthropic_messages"] = (
+        "openai_chat"
+    )
     key_env: str | None = None
-    accepts: tuple[Literal["ignore_eos", "min_tokens", "token_ids"], ...] = ()
+    key_header: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    strict: bool = False
+    temperature: float | None = 0.0
+    accepts: tuple[Literal["ignore_eos", "min_tokens", "token_ids", "max_completion_tokens"], ...] = ()
+    tokenizer: str | None = None
+    max_model_len: int | None = None
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url must begin with http:// or https://, not {self.url!r}")
+        if fault := option_fault(self):
+            raise ValueError(fault)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,18 +138,54 @@ class ClassSpec:
     default_output: int | None = None
     deadline: Seconds | None = None
     stream: bool = True
+    cap: Cap | None = None
     slo: Slo = Slo()
     checks: Checks = Checks()
 
 
 @dataclass(frozen=True, slots=True)
 class LoadSpec:
-    """One stream of requests: whose, when, and what."""
+    """One stream of requests: whose, and either a recorded load, or when and what."""
 
     class_: str
-    arrival: Arrival
-    workload: Workload
+    arrival: Arrival | None = None
+    workload: Workload | None = None
+    trace: Trace | None = None
     tenant: str = "default"
+
+    def __post_init__(self) -> None:
+        made = [key for key in ("arrival", "workload") if getattr(self, key) is not None]
+        if self.trace is not None and made:
+            raise ValueError(f"a load has a trace, or arrival and workload; this one has trace and {made[0]}")
+        if self.trace is None and len(made) < 2:
+            missing = "workload" if made == ["arrival"] else "arrival"
+            raise ValueError(f"missing key {missing!r} (a load has arrival and workload, or a trace)")
+
+    @property
+    def arrives(self) -> Arrival:
+        """When its sessions start."""
+        return cast(Arrival, self.arrival or self.trace)
+
+    @property
+    def works(self) -> Workload:
+        """What its sessions send."""
+        return cast(Workload, self.workload or self.trace)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSpec:
+    """The load generator itself: how many ``processes`` share the plan, at most how many ``connections``
+    each holds (absent = as many as there are requests in flight), and whether it tries again."""
+
+    processes: int = 1
+    connections: int | None = None
+    retries: Retries = Retries()
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.processes <= 256:
+            raise ValueError(f"processes must be 1 to 256, not {self.processes}")
+        if self.connections is not None and self.connections < 1:
+            raise ValueError(f"connections must be at least 1, not {self.connections}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +202,7 @@ class Scenario:
     faults: tuple[Fault, ...] = ()
     gates: tuple[str, ...] = ()
     timeouts: Timeouts = Timeouts()
+    client: ClientSpec = ClientSpec()
     virtual: Mapping[str, Any] = field(default_factory=dict)
     """Overrides for runs in virtual time, each as for ``--set``: ``load.0.workload.system: 60000``."""
     name: Annotated[str, NotAKey] = ""

@@ -22,11 +22,24 @@ class Dialect(Protocol):
     """Matches the first line of an event that may be the stream's last one or an error, from the line end
     before it on. On the send path nothing else of a stream is looked at; what it means is decided later."""
 
+    hints: ClassVar[tuple[bytes, ...]]
+    """Words of which one occurs in every line that ``end`` matches: what each read is searched for."""
+
     @property
     def model(self) -> str: ...
     @property
     def own(self) -> bool:
         """The target is our own engine: it takes our headers and gives token ids."""
+
+    def model_of(self, shot: Shot) -> str:
+        """The model that ``shot`` asks for: its adapter, where it has one."""
+
+    def access(self) -> tuple[tuple[str, str], ...]:
+        """The headers of every request to this target: version, key, the scenario's own. Raises ValueError
+        if the key is not there."""
+
+    def redact(self, text: str) -> str:
+        """``text`` without the key, which servers like to repeat."""
 
     @abstractmethod
     def request(
@@ -36,7 +49,8 @@ class Dialect(Protocol):
 
     @abstractmethod
     def read(self, payload: Payload) -> Reading:
-        """What one parsed event (or a whole answer) says."""
+        """What one parsed event (or a whole answer) says. Depends on nothing but the payload, and takes any
+        JSON object: servers write what they like."""
 
     @abstractmethod
     def tokenize(self, messages: Sequence[Message]) -> HttpRequest:

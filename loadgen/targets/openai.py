@@ -1,9 +1,7 @@
-"""The two OpenAI dialects: chat completions and completions."""
+"""The two older OpenAI dialects: chat completions and completions."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,71 +9,48 @@ from typing import Any, ClassVar
 
 from loadgen.plan import Shot
 from loadgen.targets.base import Payload
-from loadgen.targets.reading import ChoiceDelta, Reading, ToolDelta, find_error
+from loadgen.targets.errors import find_error
+from loadgen.targets.http import JSON, HttpTarget, post
+from loadgen.targets.reading import (
+    ChoiceDelta,
+    Reading,
+    ToolDelta,
+    arguments_of,
+    finish_word,
+    index_of,
+    mapping_or_none,
+    string_or_none,
+    text_of,
+)
 from loadgen.text import Message
 from loadgen.transport import HttpRequest
 
+ERROR_LINE = rb'data:[^\r\n]*"errors?"(?! ?: ?(?:null|""|\{\}|\[\]|false))|event: ?error'
+"""A line of an event that may be an error: the word stands there by itself, and not for nothing."""
+
 
 @dataclass(frozen=True, slots=True)
-class _OpenAI:
-    """What both dialects take.
-
-    ``key_env`` names the environment variable that holds the API key; the key itself is read when a
-    request is made and stored nowhere. ``ignore_eos``, ``min_tokens`` and ``token_ids`` are sent only
-    where the target is said to accept them (MEASUREMENT C14).
-    """
-
-    end: ClassVar[re.Pattern[bytes]] = re.compile(
-        rb'(?:^|[\r\n])(?:data: ?(?:\[DONE\]|\{"error")|event: ?error)'
-    )
-
-    model: str
-    own: bool = False
-    key_env: str | None = None
-    ignore_eos: bool = False
-    min_tokens: bool = False
-    token_ids: bool = False
-    temperature: float | None = 0.0
+class _OpenAI(HttpTarget):
+    end: ClassVar[re.Pattern[bytes]] = re.compile(rb"(?:^|[\r\n])(?:data: ?\[DONE\]|" + ERROR_LINE + rb")")
+    hints: ClassVar[tuple[bytes, ...]] = (b"[DONE]", b"error")
 
     def read(self, payload: Payload) -> Reading:
-        usage = payload.get("usage")
-        choices = payload.get("choices")
+        listed = payload.get("choices")
+        choices = [c for c in listed if isinstance(c, dict)] if isinstance(listed, list) else []
         return Reading(
-            tuple(_choice(c) for c in choices if isinstance(c, Mapping)) if isinstance(choices, list) else (),
-            usage if isinstance(usage, Mapping) else None,
+            tuple([_choice(c) for c in choices]),
+            _usage(payload, choices),
+            mapping_or_none(payload.get("timings")),
             find_error(payload),
         )
 
-    def _headers(self, shot: Shot, request_id: str) -> tuple[tuple[str, str], ...]:
-        headers = [
-            ("Content-Type", "application/json"),
-            ("Accept", "text/event-stream, application/json"),
-            ("Accept-Encoding", "identity"),
-            ("X-Request-Id", request_id),
-        ]
-        if self.key_env is not None:
-            headers.append(("Authorization", f"Bearer {_key(self.key_env)}"))
-        if shot.idempotency_key is not None:
-            headers.append(("Idempotency-Key", shot.idempotency_key))
-        if self.own:
-            headers += [
-                ("X-Headrace-Class", shot.class_),
-                ("X-Headrace-Tenant", shot.tenant),
-                ("X-Headrace-Session", str(shot.session)),
-            ]
-        return tuple(headers)
-
     def _params(self, shot: Shot, stream: bool) -> Payload:
-        params: Payload = {"model": self.model, "max_tokens": shot.n_out_asked, "stream": stream}
+        limit = "max_completion_tokens" if self.max_completion_tokens else "max_tokens"
+        params: Payload = {"model": self.model_of(shot), limit: shot.n_out_asked, "stream": stream}
         if stream:
             params["stream_options"] = {"include_usage": True}
-        if self.temperature is not None:
-            params["temperature"] = self.temperature
-        if self.ignore_eos:
-            params["ignore_eos"] = True
-        if self.min_tokens:
-            params["min_tokens"] = shot.n_out_asked
-        if self.token_ids:
+        params |= self._greedy() | self._extensions(shot)
+        if self.token_ids and not self.strict:
             params["return_token_ids"] = True
         return params
 
@@ -88,10 +63,7 @@ class OpenAIChat(_OpenAI):
         self, shot: Shot, messages: Sequence[Message], request_id: str, stream: bool = True
     ) -> HttpRequest:
         body = {**self._params(shot, stream), "messages": list(messages)}
-        return _post("/v1/chat/completions", self._headers(shot, request_id), body)
-
-    def tokenize(self, messages: Sequence[Message]) -> HttpRequest:
-        return _post("/tokenize", _JSON, {"model": self.model, "messages": list(messages)})
+        return post("/v1/chat/completions", self._headers(shot, request_id), body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,77 +74,99 @@ class OpenAICompletions(_OpenAI):
         self, shot: Shot, messages: Sequence[Message], request_id: str, stream: bool = True
     ) -> HttpRequest:
         body = {**self._params(shot, stream), "prompt": _joined(messages)}
-        return _post("/v1/completions", self._headers(shot, request_id), body)
+        return post("/v1/completions", self._headers(shot, request_id), body)
 
     def tokenize(self, messages: Sequence[Message]) -> HttpRequest:
-        return _post("/tokenize", _JSON, {"model": self.model, "prompt": _joined(messages)})
-
-
-_JSON = (("Content-Type", "application/json"), ("Accept-Encoding", "identity"))
+        return post("/tokenize", JSON, {"model": self.model, "prompt": _joined(messages)})
 
 
 def _joined(messages: Sequence[Message]) -> str:
-    return "\n".join(message["content"] for message in messages)
+    return "\n".join(part for message in messages for part in _written(message))
 
 
-def _post(path: str, headers: tuple[tuple[str, str], ...], body: Payload) -> HttpRequest:
-    return HttpRequest("POST", path, headers, json.dumps(body, separators=(",", ":")).encode())
+def _written(message: Message) -> list[str]:
+    """A message as lines of a prompt; tool calls stand there as their JSON."""
+    text = text_of(message.get("content"))
+    calls = message.get("tool_calls") or ()
+    called = [f"{call['function']['name']} {call['function']['arguments']}" for call in calls]
+    return [text, *called] if text or not called else called
 
 
-def _key(name: str) -> str:
-    try:
-        return os.environ[name]
-    except KeyError:
-        raise ValueError(
-            f"target.key_env names the environment variable {name}, which is not set; export it first"
-        ) from None
+def _usage(payload: Payload, choices: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Groq and Moonshot put the block elsewhere."""
+    usage = payload.get("usage")
+    if isinstance(usage, dict):
+        return usage
+    groq = payload.get("x_groq")
+    if isinstance(groq, dict) and isinstance(groq.get("usage"), dict):
+        found: Mapping[str, Any] = groq["usage"]
+        return found
+    return next((u for c in choices if isinstance(u := c.get("usage"), dict)), None)
 
 
 def _choice(choice: Mapping[str, Any]) -> ChoiceDelta:
     """One entry of ``choices``, of a chat chunk (delta), a whole chat answer (message) or a completion."""
-    part = choice.get("delta") or choice.get("message") or {}
-    if not isinstance(part, Mapping):
-        part = {}
-    ids = choice.get("token_ids")
+    part = choice.get("delta") or choice.get("message")
+    if not isinstance(part, dict):
+        part = _NOTHING
+    get, content, ids = part.get, part.get("content"), choice.get("token_ids")
+    index, finish = choice.get("index"), choice.get("finish_reason")
     return ChoiceDelta(
-        index=choice.get("index") or 0,
-        content=_text(part.get("content")) or _text(choice.get("text")),
+        index if type(index) is int else index_of(index),
+        content if type(content) is str and content else text_of(content) or text_of(choice.get("text")),
         # Some servers send the same text under both names: it is counted once.
-        reasoning=_text(part.get("reasoning_content")) or _text(part.get("reasoning")),
-        refusal=_text(part.get("refusal")),
-        tools=_tools(part.get("tool_calls")),
-        audio=bool(part.get("audio")),
-        ids=tuple(ids) if isinstance(ids, list) else None,
-        count=_count(choice),
-        finish=choice.get("finish_reason") or None,
+        text_of(get("reasoning_content")) or text_of(get("reasoning")) or _thinking(content),
+        text_of(get("refusal")),
+        _tools(get("tool_calls"), get("function_call")),
+        bool(get("audio")),
+        None if ids is None else _ids(ids),
+        _count(choice.get("logprobs"), ids),
+        None if finish is None else finish_word(finish),
     )
 
 
-def _text(value: object) -> str:
-    """Text of a field that holds a string, a list of text parts, or nothing."""
-    if isinstance(value, list):
-        return "".join(_text(part.get("text")) for part in value if isinstance(part, Mapping))
-    return value if isinstance(value, str) else ""
+_NOTHING: dict[str, Any] = {}
 
 
-def _tools(calls: object) -> tuple[ToolDelta, ...]:
-    """Tool deltas that carry a name or arguments; others are preludes."""
-    found = []
-    for call in calls if isinstance(calls, list) else []:
-        function = call.get("function") or {} if isinstance(call, Mapping) else {}
-        name, arguments = function.get("name") or None, _text(function.get("arguments"))
-        if name or arguments:
-            found.append(ToolDelta(call.get("index") or 0, call.get("id"), name, arguments))
-    return tuple(found)
+def _thinking(content: object) -> str:
+    """Mistral's reasoning: parts of the content."""
+    if not isinstance(content, list):
+        return ""
+    return "".join(text_of(part.get("thinking")) for part in content if isinstance(part, dict))
 
 
-def _count(choice: Mapping[str, Any]) -> int | None:
+def _tools(calls: object, old: object) -> tuple[ToolDelta, ...]:
+    """Tool deltas that carry a name or arguments; others are preludes. ``old``: the field before there were
+    several."""
+    if not calls and not old:
+        return ()
+    listed = list(calls) if isinstance(calls, list) else []
+    if isinstance(old, dict):
+        listed.append({"function": old})
+    return tuple([delta for call in listed if isinstance(call, dict) and (delta := _tool(call))])
+
+
+def _tool(call: Mapping[str, Any]) -> ToolDelta | None:
+    function = call.get("function")
+    if not isinstance(function, dict):
+        return None
+    name, arguments = string_or_none(function.get("name")), arguments_of(function.get("arguments"))
+    if not name and not arguments:
+        return None
+    return ToolDelta(index_of(call.get("index")), string_or_none(call.get("id")), name, arguments)
+
+
+def _ids(ids: object) -> tuple[int, ...] | None:
+    if not isinstance(ids, list):
+        return None
+    return tuple([i for i in ids if isinstance(i, int) and not isinstance(i, bool)])
+
+
+def _count(logprobs: object, ids: object) -> int | None:
     """Tokens that the event says it holds: ids first, else logprobs (MEASUREMENT C9)."""
-    ids = choice.get("token_ids")
     if isinstance(ids, list):
         return len(ids)
-    logprobs = choice.get("logprobs")
-    if isinstance(logprobs, Mapping):
+    if isinstance(logprobs, dict):
         for key in ("content", "tokens", "token_logprobs"):
             if isinstance(logprobs.get(key), list):
                 return len(logprobs[key])

@@ -1,13 +1,18 @@
-"""What one event of an answer says, in words that all dialects share."""
+"""What one event of an answer says, in words that all dialects share.
+
+The dataclasses that are made for every event are not frozen, which would cost three times as much; nobody
+changes them.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ToolDelta:
     index: int
     id: str | None = None
@@ -15,7 +20,7 @@ class ToolDelta:
     arguments: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ChoiceDelta:
     """What an event adds to one choice. ``count`` = tokens that it brings, None if it does not say."""
 
@@ -37,7 +42,7 @@ class ChoiceDelta:
     @property
     def bears_tokens(self) -> bool:
         """Carries output by itself, whatever usage says (MEASUREMENT C5)."""
-        return self.visible or bool(self.reasoning) or bool(self.ids)
+        return bool(self.content or self.reasoning or self.refusal or self.audio or self.tools or self.ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,54 +57,92 @@ class InBandError:
         return f"{self.code}: {self.message}" if self.code else self.message
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reading:
     choices: tuple[ChoiceDelta, ...] = ()
     usage: Mapping[str, Any] | None = None
+    """As the server wrote it; results.attribution.usage knows all spellings."""
+    timings: Mapping[str, Any] | None = None
+    """llama.cpp's, which hold counters too."""
     error: InBandError | None = None
+    done: bool = False
+    """This event is the dialect's own last one (MEASUREMENT C2)."""
 
 
-def find_error(payload: object, event_type: str = "message") -> InBandError | None:
-    """The error in a payload of any vendor's shape, or None.
+FINISHES: Mapping[str, str] = {
+    "stop": "stop",
+    "stop_sequence": "stop",
+    "end_turn": "stop",
+    "eos": "stop",
+    "eos_token": "stop",
+    "completed": "stop",
+    "complete": "stop",
+    "length": "length",
+    "max_tokens": "length",
+    "max_output_tokens": "length",
+    "model_length": "length",
+    "model_context_window_exceeded": "length",
+    "tool_calls": "tool_calls",
+    "tool_call": "tool_calls",
+    "tool_use": "tool_calls",
+    "function_call": "tool_calls",
+    "content_filter": "content_filter",
+    "safety": "content_filter",
+    "refusal": "content_filter",
+}
+"""Every vendor's word for an ordinary end, in the words of a scenario's ``checks.finish``."""
 
-    Known shapes: ``{"error": {..}}``, ``{"error": ".."}``, ``{"errors": [..]}``, ``{"detail": ..}``,
-    ``{"object": "error", ..}``, ``{"type": "error", ..}``, a list that holds one of these, a choice
-    with an ``error`` or with ``finish_reason: error``, and anything in an event of type ``error``.
+FAILURES = ("error", "failed", "abort", "aborted", "cancelled", "canceled", "insufficient_system_resource")
+"""Finish reasons that say that the answer broke off."""
+
+
+def finish_word(value: object) -> str | None:
+    """A finish reason in our words; one that nobody knows stays as it is, in lower case.
+
+    SGLang's native form is an object: ``{"type": "stop", "matched": 2}``.
     """
-    if isinstance(payload, list):
-        return next((found for item in payload if (found := find_error(item, event_type))), None)
-    if not isinstance(payload, Mapping):
-        return InBandError(str(payload)) if event_type == "error" else None
-    for key in ("error", "errors"):
-        if payload.get(key):
-            return _describe(payload[key], payload)
-    if event_type == "error" or "error" in (payload.get("object"), payload.get("type")):
-        return _describe(payload, payload)
-    choices = payload.get("choices")
-    if not isinstance(choices, list):
-        return _describe(payload["detail"], payload) if payload.get("detail") else None
-    return next((found for choice in choices if (found := _in_choice(choice))), None)
-
-
-def _in_choice(choice: object) -> InBandError | None:
-    if not isinstance(choice, Mapping):
+    if isinstance(value, dict):
+        value = value.get("type")
+    if not isinstance(value, str) or not value:
         return None
-    if choice.get("error"):
-        return _describe(choice["error"], choice)
-    return InBandError("finish_reason error", "error") if choice.get("finish_reason") == "error" else None
+    word = value.lower()
+    return FINISHES.get(word, word)
 
 
-def _describe(error: object, around: Mapping[str, Any]) -> InBandError:
-    if isinstance(error, list) and error:
-        error = error[0]
-    if not isinstance(error, Mapping):
-        code = around.get("code")
-        return InBandError(str(error), None if code is None else str(code))
-    message = error.get("message") or error.get("msg") or error.get("detail") or error.get("reason")
-    code = next((error[key] for key in ("code", "type", "status") if error.get(key) not in (None, "")), None)
-    retriable = error.get("retriable")
-    return InBandError(
-        str(message if message is not None else dict(error)),
-        None if code is None else str(code),
-        retriable if isinstance(retriable, bool) else None,
-    )
+def text_of(value: object) -> str:
+    """Text of a field that holds a string, a list of text parts, or nothing."""
+    if value is None:  # most fields of most events
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        texts = (part.get("text") for part in value if isinstance(part, dict))
+        return "".join(text for text in texts if isinstance(text, str))
+    return ""
+
+
+def arguments_of(value: object) -> str:
+    """Arguments of a tool call: JSON as text, or the object itself."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, dict | list) or not value:
+        return ""
+    try:
+        return json.dumps(value, separators=(",", ":"))
+    except RecursionError:
+        return ""
+
+
+def index_of(value: object) -> int:
+    """The number of a choice or a tool call; 0 where a server leaves it out or writes nonsense."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 10 else 0
+
+
+def string_or_none(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def mapping_or_none(value: object) -> Mapping[str, Any] | None:
+    return value if isinstance(value, dict) else None

@@ -32,8 +32,9 @@ class Usage:
 class Dialect:
     """Where one family of providers puts its counters, as paths into the response body.
 
-    ``total`` lists the paths that are added up to the prompt total; a missing one counts as 0 unless
-    all are missing. ``known_by`` is a key that only this dialect has.
+    The prompt total is the sum of ``total``; parts in ``outside`` are added where they are reported. Where
+    a part of ``total`` is missing, ``instead`` is the total. ``known_by`` is a key that only this dialect
+    has.
     """
 
     name: str
@@ -42,12 +43,15 @@ class Dialect:
     read: tuple[Path, ...]
     """The first path that is present."""
     write: tuple[Path, ...] = ()
+    outside: tuple[Path, ...] = ()
+    instead: Path = ()
 
 
 def _usage(*keys: str) -> Path:
     return ("usage", *keys)
 
 
+_PROMPT = _usage("prompt_tokens")
 _OPENAI_READ = _usage("prompt_tokens_details", "cached_tokens")
 
 DIALECTS: tuple[Dialect, ...] = (
@@ -56,18 +60,19 @@ DIALECTS: tuple[Dialect, ...] = (
         known_by=_usage("prompt_cache_hit_tokens"),
         total=(_usage("prompt_cache_hit_tokens"), _usage("prompt_cache_miss_tokens")),
         read=(_usage("prompt_cache_hit_tokens"),),
+        instead=_PROMPT,
     ),
     Dialect(
         "headrace",  # also newer vLLM builds: the OpenAI field, and what stays in the cache at the end
         known_by=_usage("prompt_tokens_details", "created_cache_tokens"),
-        total=(_usage("prompt_tokens"),),
+        total=(_PROMPT,),
         read=(_OPENAI_READ,),
         write=(_usage("prompt_tokens_details", "created_cache_tokens"),),
     ),
     Dialect(
         "headrace",
         known_by=_usage("created_cache_tokens"),
-        total=(_usage("prompt_tokens"),),
+        total=(_PROMPT,),
         read=(_OPENAI_READ,),
         write=(_usage("created_cache_tokens"),),
     ),
@@ -76,13 +81,24 @@ DIALECTS: tuple[Dialect, ...] = (
         known_by=("timings", "prompt_n"),
         total=(("timings", "cache_n"), ("timings", "prompt_n")),
         read=(("timings", "cache_n"), _OPENAI_READ),
+        instead=_PROMPT,  # of builds that count in prompt_n only what was not cached, and don't say the rest
     ),
     Dialect(
-        "openai_chat",  # vLLM, SGLang, xAI, Mistral, TensorRT-LLM, Dynamo and most gateways too
-        known_by=_usage("prompt_tokens"),
-        total=(_usage("prompt_tokens"),),
-        read=(_OPENAI_READ, _usage("cached_tokens"), _usage("num_prefix_cache_hit_tokens")),
-        write=(_usage("prompt_tokens_details", "cache_write_tokens"),),
+        "openai_chat",  # vLLM, SGLang, xAI, Mistral, Gemini, TensorRT-LLM, Dynamo and most gateways too
+        known_by=_PROMPT,
+        total=(_PROMPT,),
+        read=(
+            _OPENAI_READ,
+            _usage("cached_tokens"),
+            _usage("num_prefix_cache_hit_tokens"),
+            _usage("cached_prompt_text_tokens"),
+            _usage("cache_read_input_tokens"),
+        ),
+        write=(
+            _usage("prompt_tokens_details", "cache_write_tokens"),
+            _usage("prompt_tokens_details", "cache_creation_tokens"),
+            _usage("cache_creation_input_tokens"),
+        ),
     ),
     Dialect(
         "openai_responses",
@@ -94,20 +110,18 @@ DIALECTS: tuple[Dialect, ...] = (
     Dialect(
         "anthropic",
         known_by=_usage("input_tokens"),
-        total=(
-            _usage("input_tokens"),
-            _usage("cache_read_input_tokens"),
-            _usage("cache_creation_input_tokens"),
-        ),
+        total=(_usage("input_tokens"),),
         read=(_usage("cache_read_input_tokens"),),
         write=(_usage("cache_creation_input_tokens"),),
+        outside=(_usage("cache_read_input_tokens"), _usage("cache_creation_input_tokens")),
     ),
     Dialect(
         "bedrock_converse",
         known_by=_usage("inputTokens"),
-        total=(_usage("inputTokens"), _usage("cacheReadInputTokens"), _usage("cacheWriteInputTokens")),
+        total=(_usage("inputTokens"),),
         read=(_usage("cacheReadInputTokens"),),
         write=(_usage("cacheWriteInputTokens"),),
+        outside=(_usage("cacheReadInputTokens"), _usage("cacheWriteInputTokens")),
     ),
     Dialect(
         "gemini",
@@ -115,8 +129,37 @@ DIALECTS: tuple[Dialect, ...] = (
         total=(("usageMetadata", "promptTokenCount"),),
         read=(("usageMetadata", "cachedContentTokenCount"),),
     ),
+    Dialect(
+        "gemini_interactions",
+        known_by=_usage("total_input_tokens"),
+        total=(_usage("total_input_tokens"),),
+        read=(_usage("total_cached_tokens"),),
+    ),
+    Dialect(
+        "sglang_native",
+        known_by=("meta_info", "prompt_tokens"),
+        total=(("meta_info", "prompt_tokens"),),
+        read=(("meta_info", "cached_tokens"),),
+    ),
+    Dialect(
+        "otel",
+        known_by=_usage("gen_ai.usage.input_tokens"),
+        total=(_usage("gen_ai.usage.input_tokens"),),
+        read=(_usage("gen_ai.usage.cache_read.input_tokens"),),
+        write=(_usage("gen_ai.usage.cache_creation.input_tokens"),),
+    ),
 )
 """In the order in which they are tried: the more particular shape first."""
+
+_ENVELOPES = ("usage", "usageMetadata", "meta_info")
+_GENERATED = ("completion_tokens", "output_tokens")
+_REASONING = (
+    ("completion_tokens_details", "reasoning_tokens"),
+    ("output_tokens_details", "reasoning_tokens"),
+    ("reasoning_tokens",),
+)
+MOST = 2**32 - 1
+"""Tokens; what is more than that is no count."""
 
 
 def normalise(body: Mapping[str, Any]) -> Usage:
@@ -124,21 +167,50 @@ def normalise(body: Mapping[str, Any]) -> Usage:
 
     A body without ``usage`` that looks like a bare usage block is read as one.
     """
-    if "usage" not in body and "usageMetadata" not in body:
+    if not any(key in body for key in _ENVELOPES):
         body = {"usage": body, **({"timings": body["timings"]} if "timings" in body else {})}
     for dialect in DIALECTS:
-        if _at(body, dialect.known_by) is not None:
+        known = _at(body, dialect.known_by)
+        if known is not None and (type(known) is int or isinstance(known, Mapping)):
             return _read(body, dialect)
     return Usage(None, None, None)
 
 
+def generated(usage: Mapping[str, Any] | None) -> int | None:
+    """Output tokens by a usage block, those of reasoning inside (MEASUREMENT C9).
+
+    xAI and Gemini count reasoning apart; what they count shows in the total: it is the sum of all three.
+    """
+    if usage is None:
+        return None
+    count = next((n for key in _GENERATED if (n := _count(usage, (key,))) is not None), None)
+    apart, total = reasoning(usage), _count(usage, ("total_tokens",))
+    if count is None or not apart or total is None:
+        return count
+    prompt = normalise({"usage": usage}).prompt_total
+    return count + apart if prompt is not None and total == prompt + count + apart else count
+
+
+def reasoning(usage: Mapping[str, Any]) -> int | None:
+    """Reasoning tokens by a usage block."""
+    return _first(usage, _REASONING)
+
+
 def _read(body: Mapping[str, Any], dialect: Dialect) -> Usage:
-    parts = [count for path in dialect.total if (count := _count(body, path)) is not None]
     return Usage(
-        prompt_total=sum(parts) if parts else None,
+        prompt_total=_prompt_total(body, dialect),
         cache_read=_first(body, dialect.read),
         cache_write=_first(body, dialect.write),
     )
+
+
+def _prompt_total(body: Mapping[str, Any], dialect: Dialect) -> int | None:
+    parts = [_count(body, path) for path in dialect.total]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        whole = _count(body, dialect.instead) if dialect.instead else None
+        return whole if whole is not None else sum(known) if known else None
+    return sum(known) + sum(_count(body, path) or 0 for path in dialect.outside)
 
 
 def _first(body: Mapping[str, Any], paths: Iterable[Path]) -> int | None:
@@ -146,13 +218,14 @@ def _first(body: Mapping[str, Any], paths: Iterable[Path]) -> int | None:
 
 
 def _count(body: Mapping[str, Any], path: Path) -> int | None:
+    """A count at ``path``; None for what is absent or no count: text, a fraction, a negative number."""
     value = _at(body, path)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if type(value) is int and 0 <= value <= MOST else None
 
 
 def _at(body: Any, path: Path) -> Any:
     for key in path:
-        if not isinstance(body, Mapping):
+        if body is None or (type(body) is not dict and not isinstance(body, Mapping)):  # cheap things first
             return None
         body = body.get(key)
     return body

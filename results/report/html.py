@@ -15,7 +15,6 @@ from results.run import RunData
 from results.view import View
 
 QUANTILES = ("mean", "p50", "p90", "p95", "p99", "max")
-METRICS = ("ttft_sched", "itl", "tpot", "e2e_sched")
 GROUPS = ("ok", "rejected", "expired", "failed", "cancelled", "excluded")
 
 
@@ -60,6 +59,8 @@ def _texts(data: RunData, summary: Mapping[str, Any]) -> dict[str, Any]:
         "client_tone": tones[words.TONES[summary["client"]["verdict"]]],
         "verdict_tone": tones[words.TONES[summary["verdict"]]],
         "client_words": words.client_words(summary),
+        "stamp_words": words.stamp_words(summary),
+        "processes": _processes(summary),
         "health": words.health_rows(summary),
         "gates": words.gate_rows(summary),
         "classes": _classes(summary),
@@ -72,6 +73,28 @@ def _texts(data: RunData, summary: Mapping[str, Any]) -> dict[str, Any]:
         "cache_words": words.cache_words(summary),
         "engine": _engine(summary),
     }
+
+
+def _processes(summary: Mapping[str, Any]) -> list[list[str]]:
+    """What each load process measured of itself; nothing where there was only one."""
+    found = summary["client"].get("processes", [])
+    if len(found) < 2:
+        return []
+    return [
+        [
+            str(one["process"]),
+            words.duration(_ns(one["loop_lag_p99_ns"])),
+            words.duration(_ns(one["gc_pause_max_ns"])),
+            words.percent(one["cpu_ratio"]),
+            words.duration(one["clerk_cpu_s"]),
+            words.NOTHING if one["lost"] is None else str(one["lost"]),
+        ]
+        for one in found
+    ]
+
+
+def _ns(value: float | None) -> float | None:
+    return None if value is None else value * 1e-9
 
 
 def _facts(data: RunData, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -99,20 +122,28 @@ def _classes(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
         rates = [words.rate(block["rates"][key]) for key in ("asked", "offered", "completed", "good")]
         cells = [(f"{n:,}", "") for n in numbers]
         cells += [(words.percent(block["attainment"]), counted), *((rate, "") for rate in rates)]
-        rows.append({"name": name, "cells": cells})
+        rows.append({"name": words.class_name(name, block), "cells": cells})
     return rows
 
 
 def _latencies(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for name, block in words.by_rank(summary).items():
-        for metric in METRICS:
+        for metric in words.HEADLINES[block["headline"]]:
             table = block["metrics"][metric]
             if not table["n"]:
                 continue
             cells = [{"value": words.duration(table[q]), "interval": _interval(table, q)} for q in QUANTILES]
             slo = words.duration(block["slo"].get(metric))
-            rows.append({"name": name, "metric": metric, "n": f"{table['n']:,}", "cells": cells, "slo": slo})
+            rows.append(
+                {
+                    "name": words.class_name(name, block),
+                    "metric": metric,
+                    "n": f"{table['n']:,}",
+                    "cells": cells,
+                    "slo": slo,
+                }
+            )
     return rows
 
 
@@ -127,10 +158,11 @@ def _all_attempts(summary: Mapping[str, Any]) -> str:
     """e2e p90 and p99 of each class; an infinite one as ``> B``."""
     parts = []
     for name, block in words.by_rank(summary).items():
-        table = block["all_attempts"]["e2e_sched"]
+        metric = words.headline(block, "e2e")
+        table = block["all_attempts"][metric]
         shown = [f"{q} {_or_beyond(table, q)}" for q in ("p50", "p90") if table["n"]]
         if shown:
-            parts.append(f"{name} e2e_sched {', '.join(shown)} (n {table['n']:,})")
+            parts.append(f"{name} {metric} {', '.join(shown)} (n {table['n']:,})")
     return "; ".join(parts) + "."
 
 

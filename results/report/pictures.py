@@ -21,7 +21,7 @@ def distribution(view: View, metric: str, palette: Palette, words: str) -> str |
         top=34,
         wide=False,
     )
-    samples = {n: view.distribution(metric, view.in_window & view.of_class(n)) for n in palette.names}
+    samples = {n: _samples(view, metric, n) for n in palette.names}
     samples = {n: d for n, d in samples.items() if d.n}
     if not samples:
         return None
@@ -34,6 +34,13 @@ def distribution(view: View, metric: str, palette: Palette, words: str) -> str |
     for name, found in samples.items():
         _ecdf(chart, found, x, y, palette[name])
     return chart.svg()
+
+
+def _samples(view: View, metric: str, name: str) -> Distribution:
+    """Of a class; in a closed loop from the send, which is all that it tells."""
+    rows = view.in_window & view.of_class(name)
+    own = metric if (view.open_loop | ~rows).all() else metric.removesuffix("_sched")
+    return view.distribution(own, rows)
 
 
 def _bounds(chart: Chart, bounds: dict[str, float], x: Scale, palette: Palette) -> None:

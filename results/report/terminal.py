@@ -23,7 +23,7 @@ _COLOUR = {"good": "green", "bad": "red", "warn": "yellow", "": "default"}
 def show(summary: Mapping[str, Any], console: Console) -> None:
     """The whole report."""
     show_client(summary, console)
-    show_gates(summary, console)
+    _show_gates(summary, console)
     show_classes(summary, console)
     show_faults(summary, console)
     show_causes(summary, console)
@@ -43,13 +43,22 @@ def _table(console: Console, title: str) -> Table:
 def show_client(summary: Mapping[str, Any], console: Console) -> None:
     """May the numbers be believed?"""
     console.print(
-        f"client {_toned(summary['client']['verdict'])}: {words.client_words(summary)}", highlight=False
+        f"client {_toned(summary['client']['verdict'])}: {escape(words.client_words(summary))}",
+        highlight=False,
     )
+    if stamps := words.stamp_words(summary):
+        console.print(f"[dim]{stamps}[/]", highlight=False)
     if summary.get("incomplete"):
         console.print(f"[yellow]{escape(summary['incomplete'])}[/]", highlight=False)
 
 
 def show_gates(summary: Mapping[str, Any], console: Console) -> None:
+    """Gates alone, and before them whether they can be decided at all."""
+    show_client(summary, console)
+    _show_gates(summary, console)
+
+
+def _show_gates(summary: Mapping[str, Any], console: Console) -> None:
     """Every gate with its value, interval and reason."""
     rows = words.gate_rows(summary)
     if not rows:
@@ -84,13 +93,15 @@ def show_classes(summary: Mapping[str, Any], console: Console) -> None:
     for i, head in enumerate(heads):
         table.add_column(head, justify="left" if i == 0 else "right", no_wrap=True)
     for name, block in words.by_rank(summary, total=True).items():
-        table.add_row(escape(name), *_class_cells(block, wide))
+        table.add_row(escape(words.class_name(name, block)), *_class_cells(block, wide))
     console.print(table, highlight=False)
 
 
 def _class_cells(block: dict[str, Any], wide: bool) -> list[str]:
     groups, metrics = block["groups"], block["metrics"]
-    ttft, itl, e2e = (metrics[name] for name in ("ttft_sched", "itl", "e2e_sched"))
+    ttft, itl, e2e = (
+        metrics[n] for n in (words.headline(block, "ttft"), "itl", words.headline(block, "e2e"))
+    )
     cells = [str(block["planned"]), str(groups["ok"]), str(groups["rejected"] + groups["expired"])]
     cells += [
         str(groups["failed"] + groups["unknown"]),

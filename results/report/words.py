@@ -64,6 +64,8 @@ def quantity(value: float | None, kind: Kind) -> str:
         return percent(value)
     if kind is Kind.RATE:
         return f"{digits(value)}/s"
+    if kind is Kind.FACTOR:
+        return f"{digits(value)} x"
     return f"{value:,.0f}" if float(value).is_integer() else digits(value)
 
 
@@ -120,30 +122,32 @@ def _reason(said: str | None) -> str:
 
 
 def health_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
-    """H1..H12 as text."""
+    """H1..H12 as text, with both limits: valid up to the first, invalid beyond the second."""
     rows = []
     for rule in MEANING:
         row = summary["client"]["rows"][rule]
-        unit = UNITS.get(rule)
-        show = (
-            duration
-            if unit == "s"
-            else percent
-            if unit == "%"
-            else lambda v: NOTHING if v is None else f"{v:g}"
-        )
+        show = _SHOWN.get(UNITS.get(rule, ""), _number)
+        process = "" if "process" not in row else f"load process {row['process']}"
         rows.append(
             {
                 "id": rule,
                 "meaning": MEANING[rule],
                 "value": show(row["value"]),
                 "limit": show(row["limit"]),
+                "degraded": show(row["degraded_limit"]) if "degraded_limit" in row else "any",
                 "state": row["state"] or "",
                 "tone": TONES.get(row["state"] or "", ""),
-                "reason": row.get("reason", ""),
+                "reason": row.get("reason", process),
             }
         )
     return rows
+
+
+def _number(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:g}"
+
+
+_SHOWN = {"s": duration, "%": percent}
 
 
 def client_words(summary: Mapping[str, Any]) -> str:
@@ -152,11 +156,58 @@ def client_words(summary: Mapping[str, Any]) -> str:
     rows = client["rows"].values()
     measured = sum(row["state"] is not None for row in rows)
     bad = [rule for rule, row in client["rows"].items() if row["state"] not in (None, "valid")]
-    bound = f"its timing error is at most {seconds(client['error_bound_us'] * 1e-6)}"
+    where = "; it shared the target's CPUs" if client.get("co_located") else ""
     if bad:
         named = ", ".join(f"{rule} {MEANING[rule]}" for rule in bad)
-        return f"{named} beyond the limit; {bound}."
-    return f"{measured} of {len(client['rows'])} health rules measured, all within limits; {bound}."
+        return f"{named} beyond the limit; {_bound(client)}{where}."
+    measured_of = f"{measured} of {len(client['rows'])} health rules measured, all within limits"
+    return f"{measured_of}; {_bound(client)}{where}."
+
+
+def _bound(client: Mapping[str, Any]) -> str:
+    if client["error_bound_us"] is None:
+        return f"its timing error has no bound ({client['error_bound_us_reason']})"
+    return f"its timing error is at most {seconds(client['error_bound_us'] * 1e-6)}"
+
+
+_STAMPS = {
+    "kernel": "arrivals stamped by the kernel",
+    "user": "arrivals stamped by the client itself",
+    "mixed": "arrivals stamped by the kernel where it did, else by the client itself",
+}
+
+
+def stamp_words(summary: Mapping[str, Any]) -> str:
+    """Whose clock the latencies rest on, and how many times are upper bounds; "" if nothing arrived."""
+    client = summary["client"]
+    if client["stamp"] is None:
+        return ""
+    said = [_STAMPS[client["stamp"]]]
+    if client["stamp"] == "mixed":
+        said[0] += f" ({percent(client['kernel_share'])} wholly by the kernel)"
+    if client["skew_us"]:
+        said.append(f"its clock converted to within {seconds(client['skew_us'] * 1e-6)}")
+    if client["coalesced_share"]:
+        said.append(f"{percent(client['coalesced_share'])} of the token events shared a read")
+    if client["conn_new_share"]:
+        said.append(f"{percent(client['conn_new_share'])} of the requests opened a connection")
+    return "; ".join(said) + "."
+
+
+HEADLINES = {
+    "schedule": ("ttft_sched", "itl", "tpot", "e2e_sched"),
+    "send": ("ttft", "itl", "tpot", "e2e"),
+}
+"""By the clock that a class is judged on: a closed loop has only the send's."""
+
+
+def headline(block: Mapping[str, Any], metric: str) -> str:
+    """``ttft_sched`` or ``ttft``, as the class's loop asks."""
+    return f"{metric}_sched" if block["headline"] == "schedule" else metric
+
+
+def class_name(name: str, block: Mapping[str, Any]) -> str:
+    return name if block["headline"] == "schedule" else f"{name} (closed loop)"
 
 
 def first_divergence(row: dict[str, Any]) -> str:

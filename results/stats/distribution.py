@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from results.metrics import Samples
 from results.outcomes import Mask
 from results.stats.bootstrap import QuantileDraws, mean_interval
 from results.stats.quantiles import (
@@ -22,6 +21,7 @@ from results.stats.quantiles import (
     quantile,
     why_unsupported,
 )
+from results.token_events import Samples
 
 STATISTIC = re.compile(r"p(\d{1,2}(?:[._]\d+)?)|mean|min|max|count|share")
 FEW_FOR_P99 = 300
@@ -52,6 +52,8 @@ class Distribution:
 
     samples: Samples
     pooled: bool = False
+    why_none: str = "no samples"
+    """The reason if there are none."""
     _cache: dict[str, Estimate] = field(default_factory=dict)
 
     @property
@@ -87,7 +89,7 @@ class Distribution:
         if statistic == "count":
             return Estimate(self.n, n=self.n)
         if self.n == 0:
-            return Estimate(None, reason="no samples", n=0)
+            return Estimate(None, reason=self.why_none, n=0)
         if statistic in ("min", "max"):
             return Estimate(float(values.min() if statistic == "min" else values.max()), n=self.n)
         if statistic == "mean":

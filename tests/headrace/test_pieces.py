@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -16,14 +17,14 @@ from faults.fault import FaultWindow
 from headrace import origin, prepare
 from headrace.console import Silent, Tick
 from headrace.errors import BenchError, Interrupted, TargetFailed, UsageFailed
-from headrace.live import LiveLoad, models_of, target_override
+from headrace.live import models_of, target_override
+from headrace.live_load import LiveLoad
 from headrace.processes import Child
 from headrace.site import LoadOrder, NoControls
 from headrace.watching import Watcher
 from loadgen.accounts import record_of
-from loadgen.flight import Timeouts
 from loadgen.plan import Phases
-from loadgen.progress import Progress
+from loadgen.progress import Counts, Tallies
 from results.record import Outcome
 
 
@@ -82,16 +83,16 @@ class Noted(Silent):
 def test_watching_tells_each_stage_of_a_fault_once() -> None:
     """Snapshots become ticks that add up; a fault's stages and its error are said when they come."""
     plan = prepare.make_plan(prepare.load_scenario(Path("smoke")))
-    progress, view = Progress(plan.shots, plan.phases), Noted()
+    counts, tallies, view = Counts(plan.shots, plan.phases), Tallies(plan.phases), Noted()
     crash = FaultWindow("crash", "kill_worker", "worker 1")
     watcher = Watcher(view, plan.phases, [crash])
     for shot, outcome in zip(plan.shots, (Outcome.COMPLETED, Outcome.RESET, Outcome.NOT_SENT), strict=False):
         if outcome is not Outcome.NOT_SENT:
-            progress.sent(shot)
-        progress.closed(record_of(shot, outcome, "window", "m"))
-    watcher.on_tick(asdict(progress.snapshot(2_000_000_000, 4)))
+            counts.sent[shot.class_] += 1
+        tallies.closed(record_of(shot, outcome, "window", "m"))
+    watcher.on_tick(asdict(counts.snapshot(2_000_000_000, 4, tallies.heard())))
     crash.injected = crash.proven = 2_000_000_000
-    watcher.on_tick(asdict(progress.snapshot(3_000_000_000, 0)))
+    watcher.on_tick(asdict(counts.snapshot(3_000_000_000, 0, tallies.heard())))
     crash.error = "not back"
     watcher.say("over")
     watcher.say("really")
@@ -181,8 +182,8 @@ def load_that_says(said: bytes, folder: Path) -> tuple[Any, list[Any]]:
 
     async def main() -> Any:
         child = await Child.start(["-c", script], folder / "load.log")
-        order = LoadOrder(plan, folder, "word", None, "tag", (), Timeouts())
-        load = LiveLoad(child, order, ticks.append)
+        order = LoadOrder(plan, folder, "word", None, "tag", ())
+        load = LiveLoad([child], order, ticks.append)
         try:
             return await load.finished()
         finally:
@@ -193,9 +194,10 @@ def load_that_says(said: bytes, folder: Path) -> tuple[Any, list[Any]]:
 
 def test_a_load_process_that_dies_while_it_speaks(tmp_path: Path) -> None:
     """Half a line is no event: the load is lost, and the reason is the signal."""
-    end, ticks = load_that_says(b'{"event": "progress", "t": 1}\n{"event": "do', tmp_path)
-    assert ticks == [{"event": "progress", "t": 1}]
-    assert end.lost == "the load process died (exit code -9)"
+    snapshot = {"event": "progress", "t": 1, "phase": "window", "in_flight": 0, "classes": {}}
+    end, ticks = load_that_says(json.dumps(snapshot).encode() + b'\n{"event": "do', tmp_path)
+    assert [tick["t"] for tick in ticks] == [1]
+    assert end.lost == "load process 0 died (exit code -9)"
     assert not end.interrupted
     assert end.signals == {}
 

@@ -1,207 +1,251 @@
-"""The laws of the arrival processes and the schedule they are sent by (case C-14)."""
+"""Arrival processes: what each promises, for any of its parameters."""
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from loadgen.arrivals import ARRIVALS, Burst, Constant, Poisson
-from loadgen.driver import Driver
-from loadgen.plan import Arrival, Load, Phases, Plan
-from loadgen.render import Renderer
+from loadgen.arrivals import (
+    ARRIVALS,
+    Burst,
+    Concurrency,
+    Constant,
+    Gamma,
+    OnOff,
+    Poisson,
+    PoissonConditioned,
+    Ramp,
+    Sine,
+    Step,
+    Steps,
+)
+from loadgen.plan import Arrival, ClosedLoop
 from loadgen.streams import stream
-from loadgen.targets import OpenAIChat
-from loadgen.text import Prompter, TextMaker
-from loadgen.transport import HttpRequest, Sink
-from loadgen.workload import Fixed
 
-MS = 1_000_000
-C14 = json.loads((Path(__file__).parent.parent / "cases" / "loadgen" / "C-14.json").read_text())
-VARIANTS = {v["id"].partition("/")[2]: v for v in C14["variants"]} | {"drift": C14}
+S = 10**9
+rates, times = st.floats(0.1, 50.0), st.floats(0.05, 30.0)
+steps = st.lists(st.builds(Step, rates, times), min_size=1, max_size=5).map(tuple)
 
-N, RATE = 40_000, 100.0
-
-
-def times(arrival: Arrival, seed: int = 1, n: int = N, span: float = 420.0) -> NDArray[np.float64]:
-    """The first ``n`` arrivals in s."""
-    due = arrival.due_times(span, stream(seed, "test"))
-    assert len(due) >= n
-    return due[:n] / 1e9
-
-
-def law(t: NDArray[np.float64]) -> dict[str, float]:
-    gaps = np.diff(t)
-    centred = gaps - gaps.mean()
-    lag1 = float((centred[1:] * centred[:-1]).sum() / max((centred**2).sum(), 1e-30))
-    found = {"cv": float(gaps.std() / gaps.mean()), "lag1": lag1, "rate": len(t) / float(t[-1])}
-    for width in (0.1, 1.0):
-        counts = np.bincount((t / width).astype(int), minlength=1)[:-1]
-        found[f"idc_{width:g}s"] = float(counts.var() / counts.mean())
-    whole = np.abs(t - np.rint(t)) < 1e-9
-    return found | {"whole_second": float(whole.mean())}
+LAWS: dict[str, st.SearchStrategy[Any]] = {
+    "constant": st.builds(Constant, rates),
+    "poisson": st.builds(Poisson, rates),
+    "gamma": st.builds(Gamma, rates, st.floats(0.01, 20.0)),
+    "poisson_conditioned": st.builds(PoissonConditioned, rates, st.none() | st.integers(1, 500)),
+    "on_off": st.builds(OnOff, times, times, rates, rates, st.sampled_from(["fixed", "exponential"])),
+    "ramp": st.builds(Ramp, rates | st.just(0.0), rates, st.none() | times)
+    | st.builds(Ramp, rates, st.just(0.0)),
+    "sine": st.builds(Sine, rates, st.floats(0.0, 1.0), times),
+    "steps": st.builds(Steps, steps),
+    "burst": st.builds(Burst, st.integers(1, 9), st.none() | times, times, st.just(0.0) | times),
+    "concurrency": st.builds(Concurrency, st.integers(1, 90), times, st.just(0.0) | times),
+}
 
 
-def is_poisson(found: dict[str, float]) -> bool:
-    expect = VARIANTS["poisson"]["expect"]
-    return (
-        expect["gap_cv"][0] <= found["cv"] <= expect["gap_cv"][1]
-        and abs(found["lag1"]) <= expect["gap_lag1_abs_max"]
-        and expect["idc_0.1s"][0] <= found["idc_0.1s"] <= expect["idc_0.1s"][1]
-        and expect["idc_1s"][0] <= found["idc_1s"] <= expect["idc_1s"][1]
-        and found["whole_second"] < 0.001
-    )
+@pytest.mark.parametrize("name", ARRIVALS)
+@settings(max_examples=60)
+@given(data=st.data(), span=st.floats(0.001, 40.0), seed=st.integers(0, 2**32))
+def test_every_process_keeps_its_contract(name: str, data: Any, span: float, seed: int) -> None:
+    """Times are ns, sorted, inside [0, span) and the same for the same stream."""
+    arrival = data.draw(LAWS[name])
+    due = arrival.due_times(span, stream(seed, name))
+    assert due.dtype == np.int64
+    assert (np.diff(due) >= 0).all()
+    assert ((due >= 0) & (due < round(span * S))).all()
+    assert np.array_equal(due, arrival.due_times(span, stream(seed, name)))
+    assert math.isfinite(arrival.expected(span))
 
 
-@pytest.mark.parametrize("seed", VARIANTS["poisson"]["inputs"]["seeds"])
-def test_poisson_arrivals_pass_the_law_test(seed: int) -> None:
-    """Gaps are exponential and independent, counts are Poisson, the rate is the asked one."""
-    found = law(times(Poisson(RATE), seed))
-    assert is_poisson(found), found
-    assert abs(found["rate"] / RATE - 1) <= VARIANTS["poisson"]["expect"]["mean_rate_rel_error_max"]
-    assert np.array_equal(times(Poisson(RATE), seed), times(Poisson(RATE), seed))
+@pytest.mark.parametrize(
+    "arrival",
+    [
+        Constant(7.0),
+        Poisson(7.0),
+        Gamma(7.0, 0.3),
+        Gamma(7.0, 4.0),
+        PoissonConditioned(7.0),
+        OnOff(1.5, 3.0, 20.0, 1.0),
+        OnOff(1.5, 3.0, 20.0, 1.0, "exponential"),
+        Ramp(2.0, 12.0),
+        Ramp(12.0, 0.0),
+        Ramp(0.0, 9.0, over=4.0),
+        Sine(7.0, 1.0, 8.0),
+        Sine(7.0, 0.5, 0.7),
+        Steps((Step(3.0, 2.0), Step(0.0, 1.0), Step(9.0, 4.0))),
+        Burst(3, every=2.0, at=1.0, over=0.5),
+    ],
+    ids=repr,
+)
+def test_the_mean_count_is_the_expected_one(arrival: Arrival) -> None:
+    """From the first second on: no law is short of arrivals at its start (5 standard errors)."""
+    for span in (2.0, 10.0):
+        counts = np.array([len(arrival.due_times(span, stream(k, "count"))) for k in range(800)])
+        tolerance = 5 * counts.std() / math.sqrt(len(counts)) + 1
+        if counts.std() > 0:
+            tolerance -= 1
+        assert abs(counts.mean() - arrival.expected(span)) <= tolerance
 
 
-def test_constant_arrivals_have_no_spread() -> None:
-    """`constant` does not draw exponential gaps."""
-    assert law(times(Constant(RATE)))["cv"] <= VARIANTS["constant"]["expect"]["gap_cv_max"]
+def test_a_steady_gamma_looks_the_same_at_any_time() -> None:
+    """Clumped arrivals begin with the rest of a gap: the mean count of the first second is no other than
+    that of the last."""
+    law = Gamma(5.0, 3.0)
+    due = np.concatenate([law.due_times(4.0, stream(k, "steady")) for k in range(6000)])
+    per_second = np.bincount(due // S, minlength=4) / 6000
+    assert per_second == pytest.approx([5.0] * 4, rel=0.1)
 
 
-def test_the_law_test_finds_workers_that_share_a_seed() -> None:
-    """Negative control: ten workers with one seed are ten times too bursty at the right mean rate."""
-    expect = VARIANTS["same-seed-workers"]["expect"]
-    one = times(Poisson(RATE / 10), n=N // 10)
-    found = law(np.sort(np.repeat(one, 10) + np.tile(np.arange(10) * 1e-6, len(one))))
-    assert found["idc_1s"] >= expect["idc_1s_at_least"]
-    assert not is_poisson(found)
-
-
-def test_the_law_test_finds_per_second_blocks() -> None:
-    """Negative control: one arrival exactly on each whole second gives itself away."""
-    per_second = np.sort(stream(1, "blocks").uniform(0, 1, (N // 100, 100)), axis=1)
-    per_second[:, 0] = 0.0
-    found = law(np.sort((per_second + np.arange(N // 100)[:, None]).ravel()))
-    assert found["whole_second"] == pytest.approx(
-        VARIANTS["second-boundary"]["expect"]["share_on_whole_second"]
-    )
-    assert not is_poisson(found)
-
-
-def test_a_poisson_run_is_not_rescaled_to_its_mean() -> None:
-    """Half of a run of mean 100 has a count variance of about 50; conditioned on the total it were 25."""
-    halves = [
-        int((Poisson(100.0).due_times(1.0, stream(seed, "half")) < 500 * MS).sum()) for seed in range(4000)
-    ]
-    expect = VARIANTS["conditioned"]["expect"]["poisson_first_half_count_variance_about"]
-    assert np.var(halves) == pytest.approx(expect, rel=0.1)
+def test_one_process_does_not_see_the_end_of_the_span() -> None:
+    """A longer span adds arrivals behind the others; only laws that are defined by the span differ."""
+    for law in (Constant(7.0), Poisson(7.0), Gamma(7.0, 2.0), Burst(3, every=2.0)):
+        short, long = (law.due_times(span, stream(1, "x")) for span in (5.0, 5.1))
+        assert np.array_equal(short, long[: len(short)])
 
 
 def test_a_burst_is_all_at_once_and_again_after_its_interval() -> None:
     """`size` arrivals at 0, `every`, 2 `every`; with `over` they are spread but stay inside it."""
     rng = stream(1, "burst")
-    assert Burst(3, every=2.0).due_times(5.0, rng).tolist() == [
-        t * 10**9 for t in (0, 0, 0, 2, 2, 2, 4, 4, 4)
-    ]
-    assert Burst(2, at=1.0).due_times(5.0, rng).tolist() == [10**9] * 2
+    assert Burst(3, every=2.0).due_times(5.0, rng).tolist() == [t * S for t in (0, 0, 0, 2, 2, 2, 4, 4, 4)]
+    assert Burst(2, at=1.0).due_times(5.0, rng).tolist() == [S] * 2
     spread = Burst(50, at=1.0, over=0.5).due_times(5.0, rng)
     assert len(set(spread.tolist())) == 50
-    assert 10**9 <= spread.min() < spread.max() <= 1.5 * 10**9
+    assert S <= spread.min() < spread.max() <= 1.5 * S
 
 
-@pytest.mark.parametrize("name", sorted(ARRIVALS))
-@given(span=st.floats(0.001, 20.0), rate=st.floats(0.1, 50.0), seed=st.integers(0, 2**32))
-def test_every_process_keeps_its_contract(name: str, span: float, rate: float, seed: int) -> None:
-    """Times are sorted, inside [0, span) and the same for the same stream."""
-    arrival = Burst(3, every=1 / rate) if name == "burst" else ARRIVALS[name](rate=rate)  # type: ignore[call-arg]
-    due = arrival.due_times(span, stream(seed, name))
-    assert due.dtype == np.int64
-    assert (np.diff(due) >= 0).all()
-    assert ((due >= 0) & (due < round(span * 1e9))).all()
-    assert np.array_equal(due, arrival.due_times(span, stream(seed, name)))
+def test_a_conditioned_run_has_its_number_and_ends_on_time() -> None:
+    """All n arrivals are there; the last comes at n/rate, which may be the last ns of the span."""
+    due = PoissonConditioned(10.0).due_times(4.0, stream(1, "c"))
+    assert (len(due), due[-1]) == (40, 4 * S - 1)
+    due = PoissonConditioned(10.0, n=25).due_times(4.0, stream(1, "c"))
+    assert (len(due), due[-1]) == (25, 2.5 * S)
+    assert len(PoissonConditioned(0.1).due_times(4.0, stream(1, "c"))) == 0
 
 
-@pytest.mark.parametrize("make", [lambda: Constant(0.0), lambda: Poisson(-1.0), lambda: Burst(0)])
-def test_a_rate_or_size_of_zero_is_refused(make: Callable[[], Arrival]) -> None:
-    """Nothing arrives at rate 0; whoever wants no load leaves the line out."""
-    with pytest.raises(ValueError, match="above 0"):
-        make()
+def test_on_and_off_are_told_apart() -> None:
+    """At rate 0 nothing arrives while it is off; fixed durations begin with a full on."""
+    due = OnOff(2.0, 3.0, rate_on=50.0).due_times(20.0, stream(1, "on"))
+    assert (due % (5 * S) < 2 * S).all()
+    assert len(np.unique(due // (5 * S))) == 4
 
 
-# --- the schedule: absolute deadlines on a clock that the test moves by hand
+def test_exponential_durations_are_more_scattered_than_fixed_ones() -> None:
+    """Only their lengths differ: the variance of the count shows it."""
+    spread = {
+        durations: np.var(
+            [
+                len(OnOff(1.0, 1.0, 20.0, 0.0, durations).due_times(20.0, stream(k, "d")))  # type: ignore[arg-type]
+                for k in range(500)
+            ]
+        )
+        for durations in ("fixed", "exponential")
+    }
+    # Poisson alone: 200. The rate's own covariance is 100 exp(-2 t): integrated twice over 20 s.
+    assert spread["fixed"] == pytest.approx(200, rel=0.25)
+    assert spread["exponential"] == pytest.approx(200 + 200 * (20 / 2 - 1 / 4), rel=0.25)
 
 
-class ManualClock:
-    """Time passes by `cost` in each send, and while the generator is blocked."""
-
-    def __init__(self, inputs: dict[str, Any]) -> None:
-        self.now = 0
-        self.due: int | None = None
-        self.starts: list[float] = []
-        self._cost = round(inputs["send_cost_ms"] * MS)
-        self._errors = list(inputs.get("timer_error_ms", []))
-        self._blocked = [round(t * MS) for t in inputs.get("blocked_ms", (0, 0))]
-        self._rung_for: int | None = None
-
-    def __call__(self) -> int:
-        return self.now
-
-    def set(self, due: int) -> None:
-        self.due = due
-
-    def close(self) -> None: ...
-
-    def send(self, request: HttpRequest, sink: Sink) -> Callable[[], None]:
-        self.starts.append(self.now / MS)
-        self.now += self._cost
-        sink.closed(self.now, "connect_error", "nobody there")
-        return lambda: None
-
-    def ring(self) -> None:
-        """Move to the time of the alarm, with the timer's error the first time it is set to it."""
-        assert self.due is not None
-        at = self.due
-        sends = len(self.starts)
-        if (
-            self._rung_for != at
-            and self._errors
-            and sends < len(self._errors)
-            and at == round(sends * 2 * MS)
-        ):
-            at += round(self._errors[sends] * MS)
-        self._rung_for = self.due
-        if self._blocked[0] <= at < self._blocked[1]:
-            at = self._blocked[1]
-        self.now = max(self.now, at)
+def test_after_the_last_step_nothing_arrives() -> None:
+    """Steps hold for their time, pauses too."""
+    due = Steps((Step(20.0, 2.0), Step(0.0, 3.0), Step(40.0, 1.0))).due_times(60.0, stream(1, "s"))
+    seconds = np.unique(due // S).tolist()
+    assert seconds == [0, 1, 5]
 
 
-@pytest.mark.parametrize("name", ["drift", "catch-up", "never-early"])
-def test_sends_keep_to_absolute_times(name: str) -> None:
-    """Slow sends do not drift, a blocked generator catches up at once, an early timer sends nothing."""
-    case = VARIANTS[name]
-    inputs, expect = case["inputs"], case["expect"]
-    n, rate = inputs["n"], inputs["rate_per_s"]
-    plan = Plan.make([Load("c", Constant(rate), Fixed(4, 1))], Phases(window=n / rate, drain=1.0), 1)
-    clock = ManualClock(inputs)
-    renderer = Renderer(Prompter(TextMaker()), OpenAIChat("m"))
-    closed: list[int] = []
-    driver = Driver(plan, renderer, clock, clock, 0, lambda e, _: closed.append(e.record.id))  # type: ignore[arg-type]
-    driver.start(clock)
-    while len(closed) < n:
-        clock.ring()
-        driver.wake()
-    late = [start - (shot.due_ns or 0) / MS for start, shot in zip(clock.starts, plan.shots, strict=True)]
-    assert min(late) >= 0
-    if "start_ms" in expect:
-        assert clock.starts == pytest.approx(expect["start_ms"])
-    else:
-        assert (clock.starts[0], clock.starts[-1]) == (expect["first_start_ms"], expect["last_start_ms"])
-        assert max(late) == expect["lateness_max_ms"]
-    if "lateness_ms_nonzero" in expect:
-        assert [x for x in late if x > 0] == pytest.approx(expect["lateness_ms_nonzero"])
+def test_users_of_a_closed_loop_begin_one_after_the_other() -> None:
+    """Evenly over the ramp; without one, all at once. Who would begin after the span never does."""
+    assert Concurrency(4, ramp_up=2.0).due_times(9.0, stream(1, "u")).tolist() == [
+        0,
+        S // 2,
+        S,
+        3 * S // 2,
+    ]
+    assert Concurrency(3).due_times(9.0, stream(1, "u")).tolist() == [0, 0, 0]
+    assert len(Concurrency(10, ramp_up=10.0).due_times(4.0, stream(1, "u"))) == 4
+
+
+def test_only_a_closed_loop_says_that_it_waits() -> None:
+    """Whoever plans or judges can tell by the protocol."""
+    loops = {name for name, law in ARRIVALS.items() if issubclass(law, Concurrency)}
+    assert loops == {"concurrency"}
+    assert isinstance(Concurrency(1), ClosedLoop)
+    for arrival in (Constant(1.0), Poisson(1.0), Burst(1), Gamma(1.0, 1.0), OnOff(1.0, 1.0, 1.0)):
+        assert not isinstance(arrival, ClosedLoop)
+
+
+INF, NAN = math.inf, math.nan
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda bad: Constant(bad),
+        lambda bad: Poisson(bad),
+        lambda bad: Gamma(bad, 1.0),
+        lambda bad: Gamma(1.0, bad),
+        lambda bad: PoissonConditioned(bad),
+        lambda bad: OnOff(1.0, 1.0, bad),
+        lambda bad: OnOff(bad, 1.0, 1.0),
+        lambda bad: OnOff(1.0, bad, 1.0),
+        lambda bad: Ramp(bad, bad),
+        lambda bad: Ramp(1.0, 2.0, over=bad),
+        lambda bad: Sine(bad, 0.5, 1.0),
+        lambda bad: Sine(1.0, 0.5, bad),
+        lambda bad: Steps((Step(bad, 1.0),)),
+        lambda bad: Step(1.0, bad),
+        lambda bad: Burst(1, every=bad),
+        lambda bad: Concurrency(bad),
+        lambda bad: Concurrency(1, requests=bad),
+    ],
+)
+@pytest.mark.parametrize("bad", [0, -1.0, INF, NAN])
+def test_what_gives_no_arrivals_is_refused(make: Callable[[Any], Arrival], bad: float) -> None:
+    """Nothing arrives at rate 0, for no time or at no number; whoever wants no load leaves the line out."""
+    with pytest.raises(ValueError, match=r"must (be|have)"):
+        make(bad)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda bad: OnOff(1.0, 1.0, 1.0, bad),
+        lambda bad: Ramp(bad, 2.0),
+        lambda bad: Sine(1.0, bad, 1.0),
+        lambda bad: Burst(1, at=bad),
+        lambda bad: Burst(1, over=bad),
+        lambda bad: Concurrency(1, think=bad),
+        lambda bad: Concurrency(1, ramp_up=bad),
+    ],
+)
+@pytest.mark.parametrize("bad", [-0.1, INF, NAN])
+def test_what_may_be_zero_may_still_not_be_anything(make: Callable[[Any], Arrival], bad: float) -> None:
+    """A pause or a delay of 0 has a meaning; a negative or infinite one has none."""
+    with pytest.raises(ValueError, match="must be 0"):
+        make(bad)
+
+
+@pytest.mark.parametrize(
+    "arrival",
+    [
+        Constant(1e9),
+        Gamma(1e9, 1.0),
+        PoissonConditioned(1.0, n=10**10),
+        OnOff(1e-9, 1e-9, 1.0),
+        OnOff(1e-9, 1e-9, 1.0, durations="exponential"),
+        Ramp(0.0, 1e9),
+        Sine(1e9, 0.1, 1.0),
+        Steps((Step(1e9, 60.0),)),
+        Burst(10**10),
+        Burst(1, every=1e-9),
+        Concurrency(10**10),
+        Concurrency(1, requests=10**10),
+    ],
+    ids=repr,
+)
+def test_what_no_plan_could_hold_shows_before_it_is_drawn(arrival: Arrival) -> None:
+    """`expected` is asked first: it counts all that would be held, not only arrivals."""
+    assert arrival.expected(60.0) > 5_000_000

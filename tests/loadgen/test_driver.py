@@ -10,13 +10,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from loadgen.arrivals import Constant
 from loadgen.clock import Clock, run_virtual
+from loadgen.desk import InlineDesk
 from loadgen.driver import Driver
-from loadgen.flight import Timeouts
 from loadgen.plan import Load, Part, Phases, Plan, PlannedCancel, Shot
 from loadgen.render import Renderer
+from loadgen.progress import Heard
+from loadgen.rules import Cap, Retries, Rules, Timeouts
 from loadgen.targets import OpenAIChat
 from loadgen.text import Prompter, TextMaker
 from loadgen.timeline import Exchange
@@ -57,7 +61,7 @@ class Scripted:
     aborted: list[int] = field(default_factory=list)
 
     def send(self, request: HttpRequest, sink: Sink) -> Callable[[], None]:
-        shot = int(dict(request.headers)["X-Request-Id"].rpartition("-")[2])
+        shot = int(dict(request.headers)["X-Request-Id"].rpartition("-")[2].partition(".")[0])
         self.sent.append((shot, self.clock()))
         self.bodies[shot] = json.loads(request.body)
         steps = self.script(shot)
@@ -100,6 +104,8 @@ class Fired:
     exchanges: dict[int, Exchange]
     transport: Scripted
     driver: Driver
+    desk: InlineDesk
+    attempts: list[Record]
     t0: int
 
 
@@ -111,7 +117,8 @@ def fire(
     plan: Plan,
     script: Callable[[int], list[Step]] = lambda shot: answer(),
     during: Callable[[Driver, Clock], Any] | None = None,
-    **options: Any,
+    rules: Rules = Rules(),
+    slice: int | None = None,
 ) -> Fired:
     """Fire a plan on the virtual loop; ``during`` is a coroutine function that runs beside it."""
 
@@ -124,12 +131,16 @@ def fire(
             exchanges[exchange.record.id] = exchange
 
         t0 = clock() + 2 * S
-        driver = Driver(plan, renderer(), transport, clock, t0, on_close, **options)
+        shots = plan.shots if slice is None else plan.of_slice(slice)
+        attempts: list[Record] = []
+        desk = InlineDesk(shots, plan.phases, renderer(), on_close, attempts.append)
+        driver = Driver(shots, plan.phases, desk, OpenAIChat("m"), transport, clock, t0, rules)
         beside = asyncio.create_task(during(driver, clock)) if during else None
         await driver.run()
         if beside:
             await beside
-        return Fired({k: e.record for k, e in sorted(exchanges.items())}, exchanges, transport, driver, t0)
+        records = {k: e.record for k, e in sorted(exchanges.items())}
+        return Fired(records, exchanges, transport, driver, desk, attempts, t0)
 
     return run_virtual(main)
 
@@ -196,7 +207,7 @@ def test_a_failed_turn_ends_its_session() -> None:
     outcomes = [fired.records[k].outcome for k in range(3)]
     assert outcomes == [Outcome.COMPLETED, Outcome.HTTP_ERROR, Outcome.NOT_SENT]
     last = fired.records[2]
-    assert (last.phase, last.due, last.error) == ("window", None, "session_ended: turn 1 http_error")
+    assert (last.phase, last.due, last.error) == ("window", None, "session_ended: request 1 http_error")
     assert fired.records[1].retry_after_s == 3.0
 
 
@@ -294,7 +305,7 @@ def test_stop_accounts_for_every_shot() -> None:
 def test_each_limit_ends_a_silent_request(steps: list[Step], limit: str, at: int) -> None:
     """C28: comments are no progress; the record names the limit."""
     limits = Timeouts(connect=1.0, first_token=3.0, between_tokens=2.0, total=6.0)
-    fired = fire(plan_of(shot(0)), lambda id: steps or [(20 * S, "connect_error")], timeouts=limits)
+    fired = fire(plan_of(shot(0)), lambda id: steps or [(20 * S, "connect_error")], rules=Rules(limits))
     record = fired.records[0]
     assert (record.outcome, record.timeout_limit) == (Outcome.CLIENT_TIMEOUT, limit)
     assert record.closed == pytest.approx(at, abs=NS)
@@ -336,9 +347,9 @@ def test_the_in_flight_integral_equals_the_sum_over_records() -> None:
     """C35, also when requests cross the edges of the window."""
     phases = Phases(window=1.0, warmup=0.5, cooldown=0.5)
     plan = Plan.make([Load("chat", Constant(40.0), Fixed(8, 3))], phases, 1)
-    driver = fire(plan, lambda id: answer(first=(50 + 7 * id) * MS)).driver
-    assert driver.in_flight.now == 0
-    assert driver.in_flight.integral == driver.progress.littles_sum > 0
+    fired = fire(plan, lambda id: answer(first=(50 + 7 * id) * MS))
+    assert fired.driver.in_flight.now == 0
+    assert fired.driver.in_flight.integral == fired.desk.tallies.littles_sum > 0
 
 
 def test_a_body_that_cannot_be_made_ends_the_run_with_its_reason() -> None:
@@ -358,15 +369,103 @@ def test_a_snapshot_counts_by_class() -> None:
 
     async def during(driver: Driver, clock: Clock) -> None:
         await asyncio.sleep(3.02)
-        snapshot = driver.snapshot()
+        snapshot = driver.counts.snapshot(S, driver.in_flight.now, {"chat": Heard({"completed": 1}, 0.05)})
         assert (snapshot.in_flight, snapshot.phase) == (1, "window")
         chat = snapshot.classes["chat"]
-        assert (chat.planned, chat.sent, chat.outcomes, chat.ttft_sched_s, chat.tokens) == (
-            3,
-            2,
-            {"completed": 1},
-            0.05,
-            3,
-        )
+        assert (chat.planned, chat.sent, chat.outcomes, chat.ttft_sched_s) == (3, 2, {"completed": 1}, 0.05)
 
-    fire(plan_of(shot(0), shot(1, 1.0), shot(2, 2.0)), during=during)
+    fired = fire(plan_of(shot(0), shot(1, 1.0), shot(2, 2.0)), during=during)
+    heard = fired.desk.tallies.heard()["chat"]
+    assert (heard.outcomes, heard.tokens) == ({"completed": 3}, 9)
+    assert (heard.ttft_sched_s, heard.itl_s) == (pytest.approx(0.05), pytest.approx(0.01))
+
+
+def test_retries_are_off_unless_asked_for() -> None:
+    """C27: one request is one attempt."""
+    fired = fire(plan_of(shot(0)), lambda id: [(0, 429), (0, "complete")])
+    assert (fired.records[0].attempt, fired.attempts, len(fired.transport.sent)) == (1, [], 1)
+
+
+def test_a_retry_is_the_same_request_and_its_first_attempt_is_recorded_apart() -> None:
+    """The record is that of the last attempt, due when the first was; the wait is no lateness."""
+    fired = fire_twice(Retries(max=2, backoff=0.5))
+    record, (first,) = fired.records[0], fired.attempts
+    assert (first.attempt, first.outcome, first.request_id) == (1, Outcome.HTTP_ERROR, "t-0")
+    assert (record.attempt, record.outcome, record.request_id) == (2, Outcome.COMPLETED, "t-0.2")
+    assert record.due == first.due == pytest.approx(0, abs=NS)
+    # The target's Retry-After of 3 s is longer than the backoff.
+    assert record.start == pytest.approx(5 * MS + 3 * S, abs=4 * NS)
+    assert record.start - record.due - record.cap_wait == pytest.approx(0, abs=4 * NS)
+    assert fired.driver.in_flight.integral == fired.desk.tallies.littles_sum > 0
+
+
+def fire_twice(retries: Retries) -> Fired:
+    """The first attempt is turned away, the second answered."""
+    tries = iter([[(5 * MS, 429), (5 * MS, "complete")], answer()])
+    return fire(plan_of(shot(0)), lambda id: next(tries), rules=Rules(retries=retries))
+
+
+@pytest.mark.parametrize(
+    ("steps", "again"),
+    [
+        ([(0, "connect_error")], True),
+        ([(0, "reset")], True),
+        ([(0, 503), (0, "complete")], True),
+        ([(0, 400), (0, "complete")], False),
+        ([(0, token("a")), (0, "reset")], False),
+        ([(0, b'data: {"error":{"message":"m"}}\n\n')], False),
+    ],
+)
+def test_only_what_cannot_have_been_answered_is_tried_again(steps: list[Step], again: bool) -> None:
+    """A stream that began is not sent twice: its tokens were paid for."""
+    fired = fire(plan_of(shot(0)), lambda id: steps, rules=Rules(retries=Retries(max=1, backoff=0.1)))
+    assert len(fired.transport.sent) == (2 if again else 1)
+    assert len(fired.attempts) == (1 if again else 0)
+
+
+def test_a_cap_holds_back_and_says_so() -> None:
+    """Who waits for the cap has its due time, and the wait beside it."""
+    rules = Rules(caps={"chat": Cap(1)})
+    fired = fire(plan_of(shot(0), shot(1, 0.01), shot(2, 0.02)), rules=rules)
+    starts = [fired.records[k].start for k in range(3)]
+    assert starts == pytest.approx([0, 80 * MS, 160 * MS], abs=10 * NS)
+    waits = [fired.records[k].cap_wait for k in range(3)]
+    assert waits == pytest.approx([0, 70 * MS, 140 * MS], abs=10 * NS)
+
+
+def test_a_cap_that_drops_ends_the_session_too() -> None:
+    """`dropped` is an outcome of its own; what would have followed is not sent."""
+    later = shot(2, None, parent=1, after_ns=S, session=1, turn=1)
+    fired = fire(
+        plan_of(shot(0), shot(1, 0.01), later, shot(3, 1.0)), rules=Rules(caps={"chat": Cap(1, "drop")})
+    )
+    outcomes = [fired.records[k].outcome.value for k in range(4)]
+    assert outcomes == ["completed", "dropped", "not_sent", "completed"]
+    assert fired.records[1].due == pytest.approx(10 * MS, abs=NS)
+
+
+def test_a_closed_loop_goes_on_after_a_failure() -> None:
+    """What begins anew comes after its user's last request, however that one ended."""
+    second = shot(1, None, parent=0, after_ns=S, session=0, turn=1)
+    anew = shot(2, None, parent=1, after_ns=S, session=1, turn=0, fresh=True)
+    fired = fire(
+        plan_of(shot(0), second, anew), lambda id: answer() if id else [(5 * MS, 500), (5 * MS, "complete")]
+    )
+    outcomes = [fired.records[k].outcome.value for k in range(3)]
+    assert outcomes == ["http_error", "not_sent", "completed"]
+    assert fired.records[2].due == pytest.approx(5 * MS + S, abs=4 * NS)
+
+
+@given(st.integers(1, 3), st.lists(st.integers(0, 200), min_size=1, max_size=12), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_a_cap_is_never_exceeded_and_loses_nobody(limit: int, dues: list[int], drop: bool) -> None:
+    """Whatever comes when: at most the cap in flight, one outcome each."""
+    rules = Rules(caps={"chat": Cap(limit, "drop" if drop else "queue")})
+    fired = fire(plan_of(*(shot(k, due / 1000) for k, due in enumerate(dues))), rules=rules)
+    assert len(fired.records) == len(dues)
+    lives = [
+        (r.start, r.closed) for r in fired.records.values() if r.start is not None and r.closed is not None
+    ]
+    for start, _ in lives:
+        assert sum(a <= start < b for a, b in lives) <= limit
+    assert drop or len(lives) == len(dues)

@@ -155,4 +155,4 @@ def test_shots_that_a_dead_process_left_behind_are_unknown() -> None:
 
 def test_the_table_of_workloads_names_those_of_the_scenario_schema() -> None:
     """A scenario's `type` is a key of the table."""
-    assert sorted(WORKLOADS) == ["fixed", "sessions", "shared_prefix"]
+    assert {"duplicates", "fixed", "matrix", "sessions", "shared_prefix"} <= set(WORKLOADS)

@@ -13,11 +13,11 @@ import pytest
 
 from loadgen.arrivals import Constant
 from loadgen.clock import monotonic
-from loadgen.flight import Timeouts
 from loadgen.job import LoadJob, TargetJob
 from loadgen.observed_io import read_observed
 from loadgen.plan import Load, Phases, Plan
 from loadgen.plan_io import write_plan
+from loadgen.rules import Rules, Timeouts
 from loadgen.workload import Sessions
 from results.recordfile import read_records
 
@@ -59,7 +59,7 @@ def job(tmp_path: Path, url: str) -> LoadJob:
         target=TargetJob(url, "openai_chat", options),
         tag="r",
         nonce="n",
-        timeouts=Timeouts(total=5.0),
+        rules=Rules(Timeouts(total=5.0)),
         observed=str(tmp_path / "observed.arrow"),
         salt=3,
     )

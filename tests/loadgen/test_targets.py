@@ -9,7 +9,7 @@ import pytest
 
 from loadgen.plan import Part, Shot
 from loadgen.targets import TARGETS, Dialect, OpenAIChat, OpenAICompletions
-from loadgen.targets.reading import find_error
+from loadgen.targets.errors import find_error
 
 SHOT = Shot(
     3,

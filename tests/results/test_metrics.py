@@ -10,15 +10,17 @@ from hypothesis import strategies as st
 
 from results.goodput import mark
 from results.judging import SECOND
-from results.metrics import METRICS, Kind, icl, itl, itl_seen, stall, tpot
+from results.metrics import METRICS, Kind, tpot
 from results.outcomes import group_of, prepared
 from results.rates import rates
 from results.record import Record
 from results.recordfile import frame
 from results.run import RunData
+from results.signals import collect
 from results.slices import hit_bucket, length_bucket, select
 from results.stats.saturation import in_flight, integral
-from results.validity import collect, health
+from results.token_events import icl, itl, itl_seen, stall
+from results.validity import health
 from results.view import View
 
 Make = Callable[..., Record]

@@ -13,10 +13,11 @@ from results.gates import parse_gate
 from results.judging import ClassGoal, HealthLimits
 from results.record import Record
 from results.run import RunData
+from results.signals import Signals
 from results.slices import length_bucket
 from results.stats.saturation import over_saturated
 from results.summary import judge, summary_bytes
-from results.validity import Signals, health
+from results.validity import health
 
 CASES = Path(__file__).parents[1] / "cases" / "loadgen"
 SLO = {"e2e_ms": "e2e", "ttft_ms": "ttft"}

@@ -19,7 +19,7 @@ JUDGING = Judging(
     {"chat": ClassGoal(1, {"ttft": 0.5}, ("stop",), False, False, 12)},
     (0, SECOND),
     ("attainment >= 1%",),
-    limits=HealthLimits(rate=(0.1, 0.2)),
+    limits=HealthLimits(offered=0.1, offered_degraded=0.2),
     timeouts={"total": 30.0},
 )
 

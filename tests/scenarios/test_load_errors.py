@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from loadgen.workload import WORKLOADS
 from scenarios.load import ScenarioError, load, parse
 
 MANY_WRONG = """\
@@ -49,7 +50,7 @@ GOLDEN = [
     "14: load.0.arrival: unknown type 'poison' (did you mean 'poisson'?)",
     "15: load.0.workload.output: missing key 'output'",
     "17: load.1.arrival: rate must be above 0, not 0.0",
-    "18: load.1.workload: missing key 'type' (known: fixed, shared_prefix, sessions)",
+    f"18: load.1.workload: missing key 'type' (known: {', '.join(WORKLOADS)})",
     "20: faults.0.when: expected {prefill: ..} or {decode: ..} or {after: ..} or 'queued', found {'decod': 5}"
     " (did you mean 'decode'?)",
     "21: faults.1.id: two faults have the id 'a' (faults.0 too)",

@@ -1,0 +1,200 @@
+"""The clerk: a process beside each load process that does all the thinking (MEASUREMENT C38).
+
+It renders bodies ahead of their time, turns what came back into records, and writes them. It is started by
+the load process with one end of a socket (loadgen.frames) and ends with it: when the socket closes, what
+came in until then is understood and written, so a killed load process loses no closed request.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from loadgen.backlog import Backlog
+from loadgen.clock import monotonic
+from loadgen.frames import Frame, Splitter, framed, unpack_closed, unpacked
+from loadgen.job import LoadJob
+from loadgen.paperwork import Paperwork
+from loadgen.plan_io import read_shots
+from loadgen.raw import Closed
+from loadgen.stamps import ClockSample
+
+LOOK_AHEAD_NS = 4_000_000_000
+"""How long before it is due a body is made; 2 s are promised."""
+SLICE_NS = 5_000_000
+"""The longest that understanding goes on without a look at what is due or came in."""
+_SECOND = 1_000_000_000
+_NICENESS = 10
+_MOST = 1 << 20
+
+
+class Clerk:
+    """The loop of the process; what it knows is in its `Paperwork`."""
+
+    def __init__(self, job: LoadJob, link: socket.socket) -> None:
+        shots, phases, _ = read_shots(Path(job.plan), job.slice, prompts=True)
+        self._work = Paperwork(job, shots, phases, self._say)
+        self._link = link
+        link.setblocking(False)
+        self._splitter = Splitter()
+        self._backlog = Backlog(Path(job.records).parent)
+        self._held: Closed | None = None
+        self._out: deque[bytes] = deque()
+        self._due: Iterator[tuple[int, int]] = iter(())
+        self._next: tuple[int, int] | None = None
+        self._second = monotonic()
+        self._open = True
+        self._asked_to_end = False
+
+    def run(self) -> None:
+        self._say(("ready",))
+        while self._open and not (self._asked_to_end and not self._waiting()):
+            self._hear(self._patience())
+            self._feed()
+            self._understand(monotonic() + SLICE_NS)
+            if monotonic() >= self._second:
+                self._second = monotonic() + _SECOND
+                self._work.flush()
+                self._say(("heard", self._work.heard()))
+        self._understand(None)
+        self._work.close()
+        if self._open:
+            self._say(("heard", self._work.heard()))
+            self._say(("done", self._work.done()))
+            self._flush_all()
+
+    def _waiting(self) -> bool:
+        return bool(self._backlog) or self._held is not None
+
+    def _patience(self) -> float:
+        """Seconds that may be spent waiting for the socket."""
+        if self._backlog:
+            return 0.0
+        until = self._second
+        if self._next is not None:
+            until = min(until, self._next[0] - LOOK_AHEAD_NS)
+        return min(max(0.0, (until - monotonic()) / 1e9), 1.0)
+
+    # --- the link
+
+    def _hear(self, patience: float) -> None:
+        readable, writable, _ = select.select([self._link], [self._link] if self._out else [], [], patience)
+        if writable:
+            self._flush()
+        while readable:
+            try:
+                data = self._link.recv(_MOST)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                self._open = False
+                return
+            for body in self._splitter.feed(data):
+                self._take(body)
+            readable = [self._link] if len(data) == _MOST else []
+
+    def _take(self, body: bytes) -> None:
+        """Answers and what is not sent wait in line; the rest is heeded at once."""
+        frame = unpacked(body)
+        match frame:
+            case ("closed", *_):
+                self._work.answer_at_once(frame)
+                self._backlog.put(body)
+            case ("unsent", *_):
+                self._backlog.put(body)
+            case ("clock", mono, offset, half):
+                self._work.clock(ClockSample(mono, offset, half))
+            case ("t0", t0):
+                self._due = self._work.begin(t0)
+                self._next = next(self._due, None)
+            case ("again", shot, attempt):
+                self._work.body(shot, attempt)
+            case ("end",):
+                self._asked_to_end = True
+
+    def _say(self, frame: Frame) -> None:
+        self._out.append(framed(frame))
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._out:
+            try:
+                sent = self._link.send(self._out[0])
+            except BlockingIOError:
+                return
+            except OSError:
+                self._out.clear()  # nobody is there any more; reading will say so
+                return
+            if sent < len(self._out[0]):
+                self._out[0] = self._out[0][sent:]
+                return
+            self._out.popleft()
+
+    def _flush_all(self) -> None:
+        self._link.setblocking(True)
+        while self._out:
+            self._flush()
+
+    # --- the work
+
+    def _feed(self) -> None:
+        """Render the bodies that are due soon, for at most one slice of time."""
+        now = monotonic()
+        while self._next is not None and self._next[0] - LOOK_AHEAD_NS <= now and len(self._out) < 1000:
+            self._work.body(self._next[1], 1)
+            self._next = next(self._due, None)
+            if monotonic() - now > SLICE_NS:
+                return
+
+    def _understand(self, until: int | None) -> None:
+        """Make records of what waits, until then; None = of all, whatever the clock says of its stamps."""
+        while self._waiting() and (until is None or monotonic() < until):
+            if self._held is None:
+                frame = unpacked(self._backlog.get())
+                if frame[0] == "unsent":
+                    self._work.unsent(frame)
+                    continue
+                self._held = unpack_closed(frame)
+            if until is not None and not self._asked_to_end and not self._work.knows(self._held):
+                return  # the next clock sample is not here yet
+            self._work.closed(self._held)
+            self._held = None
+
+
+def main(job_file: str, descriptor: str) -> int:
+    """Entry point; the socket is inherited as ``descriptor``."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends when its load process does
+    job: dict[str, Any] = json.loads(Path(job_file).read_text())
+    link = socket.socket(fileno=int(descriptor))
+    os.nice(_NICENESS)
+    try:
+        Clerk(LoadJob.of(job), link).run()
+    except (OSError, ValueError, KeyError) as error:
+        _complain(link, f"{type(error).__name__}: {error}")
+        return 3
+    return 0
+
+
+def _complain(link: socket.socket, message: str) -> None:
+    try:
+        link.setblocking(True)
+        link.sendall(framed(("error", message)))
+        time.sleep(0)
+    except OSError:
+        print(message, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,177 @@
+"""The load process's end of the desk: the clerk, a process beside it, does the thinking."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from loadgen.desk import Tell, Told, Unsent, Use
+from loadgen.frames import Frame, Splitter, framed, pack_closed, unpacked
+from loadgen.progress import Heard
+from loadgen.raw import Closed
+from loadgen.stamps import ClockSample, sample_clock
+from loadgen.transport import HttpRequest
+
+CLOCK_EVERY_S = 0.1
+"""How often the offset between the kernel's clock and ours is taken (MEASUREMENT C3)."""
+_MOST = 1 << 20
+
+
+class ClerkLost(OSError):
+    """The clerk process is gone, or said that it cannot go on."""
+
+
+class ClerkDesk:
+    """A `loadgen.desk.Desk` over a socket, on the running event loop. Never blocks: what the socket does
+    not take waits in memory."""
+
+    def __init__(self, link: socket.socket, fail: Callable[[BaseException], None]) -> None:
+        link.setblocking(False)
+        self.heard: Mapping[str, Heard] = {}
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._link, self._fail = link, fail
+        self._loop = asyncio.get_running_loop()
+        self._splitter = Splitter()
+        self._out: deque[memoryview] = deque()
+        self._bodies: dict[tuple[int, int], tuple[HttpRequest, bool]] = {}
+        self._wanted: dict[tuple[int, int], Use] = {}
+        self._tell: Tell | None = None
+        self._done: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self._clock: asyncio.TimerHandle | None = None
+        self._loop.add_reader(link.fileno(), self._hear)
+
+    # --- Desk
+
+    def begin(self, t0: int, tell: Tell) -> None:
+        self._tell = tell
+        self._say(("t0", t0))
+        self._sample()
+
+    def body(self, shot: int, attempt: int, use: Use) -> None:
+        made = self._bodies.pop((shot, attempt), None)
+        if made is not None:
+            use(*made)
+            return
+        self._wanted[shot, attempt] = use
+        if attempt > 1:
+            self._say(("again", shot, attempt))
+
+    def closed(self, closed: Closed) -> None:
+        self._say(pack_closed(closed))
+
+    def unsent(self, unsent: Unsent) -> None:
+        self._bodies.pop((unsent.shot, 1), None)
+        self._say(("unsent", unsent.shot, unsent.phase, unsent.why, unsent.due, unsent.outcome.value))
+
+    # --- the end
+
+    async def finish(self) -> dict[str, Any]:
+        """Wait until the clerk has understood everything; what it says of it. Raises ClerkLost."""
+        if self._clock is not None:
+            self._clock.cancel()
+        self._say_clock(sample_clock())
+        self._say(("end",))
+        return await self._done
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._clock is not None:
+            self._clock.cancel()
+        if self._link.fileno() >= 0:
+            self._loop.remove_reader(self._link.fileno())
+            self._loop.remove_writer(self._link.fileno())
+            self._link.close()
+        for future in (self.ready, self._done):
+            if not future.done():
+                future.cancel()
+            elif not future.cancelled():
+                future.exception()  # looked at, so that nobody complains
+
+    # --- the link
+
+    def _sample(self) -> None:
+        self._say_clock(sample_clock())
+        self._clock = self._loop.call_later(CLOCK_EVERY_S, self._sample)
+
+    def _say_clock(self, sample: ClockSample) -> None:
+        self._say(("clock", sample.mono, sample.offset, sample.half))
+
+    def _say(self, frame: Frame) -> None:
+        data = framed(frame)
+        if not self._out:
+            try:
+                sent = self._link.send(data)
+            except BlockingIOError:
+                sent = 0
+            except OSError as error:
+                self._lost(f"the clerk process is gone: {error}")
+                return
+            if sent == len(data):
+                return
+            self._loop.add_writer(self._link.fileno(), self._drain)
+            self._out.append(memoryview(data)[sent:])
+        else:
+            self._out.append(memoryview(data))
+
+    def _drain(self) -> None:
+        try:
+            while self._out:
+                sent = self._link.send(self._out[0])
+                if sent < len(self._out[0]):
+                    self._out[0] = self._out[0][sent:]
+                    return
+                self._out.popleft()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._lost(f"the clerk process is gone: {error}")
+        self._loop.remove_writer(self._link.fileno())
+
+    def _hear(self) -> None:
+        try:
+            data = self._link.recv(_MOST)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._lost(f"the clerk process is gone: {error}")
+            return
+        if not data:
+            self._lost("the clerk process is gone")
+            return
+        for body in self._splitter.feed(data):
+            self._take(unpacked(body))
+
+    def _take(self, frame: Frame) -> None:
+        match frame:
+            case ("body", shot, attempt, method, path, headers, body, streamed):
+                request = HttpRequest(method, path, headers, body)
+                use = self._wanted.pop((shot, attempt), None)
+                if use is not None:
+                    use(request, streamed)
+                else:
+                    self._bodies[shot, attempt] = (request, streamed)
+            case ("told", shot, completed, outcome, at):
+                if self._tell is not None:
+                    self._tell(shot, Told(completed, outcome, at))
+            case ("heard", rows):
+                self.heard = {name: Heard(*row) for name, row in rows.items()}
+            case ("ready",):
+                self.ready.set_result(None)
+            case ("done", said):
+                self._done.set_result(said)
+            case ("error", message):
+                self._lost(message)
+
+    def _lost(self, why: str) -> None:
+        if self._link.fileno() >= 0:
+            self._loop.remove_reader(self._link.fileno())
+            self._loop.remove_writer(self._link.fileno())
+        self._out.clear()
+        error = ClerkLost(why)
+        for future in (self.ready, self._done):
+            if not future.done():
+                future.set_exception(error)
+        self._fail(error)

@@ -1,0 +1,96 @@
+"""Has a stream said its last word? Looked at while it comes in, at the least possible cost.
+
+A read is searched for a few short words that a last event or an error holds. Only where one is found, the
+line is looked at, then the event; the rest of the stream is understood later, elsewhere.
+"""
+
+from __future__ import annotations
+
+from loadgen.answer import Answer
+from loadgen.sse import Parser
+from loadgen.targets.base import Dialect
+
+_CARRY = 64
+"""Bytes of an unfinished line that are kept: a hint and the beginning of its line fit in."""
+_NEWLINES = (10, 13)
+
+
+class EndWatch:
+    """Watches one stream. ``feed`` each read; True once an event of it ended the answer."""
+
+    __slots__ = ("_carry", "_dialect", "_event", "_hints")
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._hints = dialect.hints
+        self._carry = b""
+        self._event: Parser | None = None
+
+    def feed(self, t: int, chunk: bytes) -> bool:
+        """``chunk`` is not empty."""
+        if self._event is not None:
+            return self._read(t, chunk)
+        text = self._carry + chunk if self._carry else chunk
+        for hint in self._hints:
+            if hint in text:
+                return self._suspect(t, text)
+        # After a line end only that is kept: the next line's beginning is one.
+        self._carry = b"\n" if chunk[-1] in _NEWLINES else text[-_CARRY:]
+        return False
+
+    def _suspect(self, t: int, text: bytes) -> bool:
+        """A hint is in ``text``: does a line begin as a last event does?"""
+        found = self._dialect.end.search(text)
+        if found is None:
+            self._carry = text[-_CARRY:]
+            return False
+        self._event = Parser()
+        begin = found.start() + (text[found.start()] in _NEWLINES)
+        return self._read(t, text[begin:])
+
+    def _read(self, t: int, text: bytes) -> bool:
+        assert self._event is not None
+        events = self._event.feed(text)
+        if not events:
+            return False
+        answer = Answer(self._dialect)
+        answer.read(t, events)
+        if answer.done_at is not None or answer.error is not None:
+            return True
+        # It ended nothing. What follows may already have begun in this read.
+        self._event, self._carry = None, text[-_CARRY:]
+        return False
+
+
+def token_in(chunks: list[bytes], dialect: Dialect) -> int | None:
+    """Index of the read that brought the last token; None if no read brought one.
+
+    Looks at the last reads first, so that the cost does not grow with the length of the answer.
+    """
+    last, size = len(chunks), 4
+    while True:
+        first = max(0, last - size)
+        found = _last_token(chunks, first, dialect)
+        if found is not None or first == 0:
+            return found
+        size *= 8
+
+
+def _last_token(chunks: list[bytes], first: int, dialect: Dialect) -> int | None:
+    answer, parser = Answer(dialect), Parser()
+    begun, before = first == 0, b""
+    for index in range(first, len(chunks)):
+        text = chunks[index]
+        if not begun:  # in the middle of an event: reading begins with the next one
+            before += text
+            text = _from_event(before)
+            begun = bool(text)
+        if begun:
+            answer.read(index, parser.feed(text))
+    return answer.token_times[-1] if answer.token_times else None
+
+
+def _from_event(text: bytes) -> bytes:
+    """``text`` from its first whole event on."""
+    starts = [at + len(blank) for blank in (b"\n\n", b"\r\n\r\n", b"\r\r") if (at := text.find(blank)) >= 0]
+    return text[min(starts) :] if starts else b""

@@ -1,0 +1,162 @@
+"""What a clerk knows: bodies to make, exchanges to understand, records to write, what to tell of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+from loadgen.client import Address, Client
+from loadgen.clock import monotonic
+from loadgen.desk import Answers, Reader, Unsent, told_of
+from loadgen.frames import Frame, unpack_closed
+from loadgen.job import LoadJob
+from loadgen.observe import Kept, keep, new_salt, observe, tokenizer_of
+from loadgen.observed_io import write_observed
+from loadgen.plan import Phases, Shot
+from loadgen.progress import Tallies
+from loadgen.raw import Closed
+from loadgen.stamps import ClockBridge, ClockSample
+from loadgen.text import Message
+from loadgen.texts import write_texts
+from results.record import Outcome
+from results.recordfile import RecordWriter
+
+
+class Paperwork:
+    """``say`` sends a frame to the load process."""
+
+    def __init__(
+        self, job: LoadJob, shots: Sequence[Shot], phases: Phases, say: Callable[[Frame], None]
+    ) -> None:
+        self._job, self._say = job, say
+        self._dialect = job.target.make()
+        by_id = {shot.id: shot for shot in shots}
+        self._bridge = ClockBridge()
+        self._reader = Reader(by_id, phases, job.renderer(self._dialect), 0, self._bridge)
+        self._glance = Reader(by_id, phases, self._reader.renderer, 0)
+        self._answers = Answers(shots)
+        self._first = sorted((shot.due_ns, shot.id) for shot in shots if shot.due_ns is not None)
+        self._followers: dict[int, list[int]] = {}
+        for shot in shots:
+            if shot.parent is not None:
+                self._followers.setdefault(shot.parent, []).append(shot.id)
+        self._records = RecordWriter(Path(job.records))
+        self._attempts: RecordWriter | None = None
+        self._tallies = Tallies(phases)
+        self._wants_texts = job.observed is not None or job.texts is not None
+        self._messages: dict[int, list[Message]] = {}
+        self._kept: list[Kept] = []
+
+    # --- bodies
+
+    def begin(self, t0: int) -> Iterator[tuple[int, int]]:
+        """First turns as (due in ns on the clock, shot), in order."""
+        self._reader.t0 = self._glance.t0 = t0
+        return ((t0 + due, shot) for due, shot in self._first)
+
+    def body(self, shot: int, attempt: int) -> None:
+        reader = self._reader
+        rendered = reader.renderer.render(reader.shots[shot], self._answers.of(shot), attempt)
+        if self._wants_texts:
+            self._messages[shot] = rendered.messages
+        request = rendered.request
+        words = request.method, request.path, request.headers, request.body
+        self._say(("body", shot, attempt, *words, rendered.streamed))
+
+    # --- what came back
+
+    def clock(self, sample: ClockSample) -> None:
+        self._bridge.add(sample)
+
+    def knows(self, closed: Closed) -> bool:
+        """Whether the clock has been looked at since the last read, so that a jump would have been seen."""
+        latest = self._bridge.latest
+        return latest is not None and latest >= closed.closed
+
+    def answer_at_once(self, frame: Frame) -> None:
+        """If others follow this request: tell how it ended, and make their bodies, ahead of its record."""
+        shot, last = frame[1][0], frame[3][2]
+        if not last or shot not in self._answers.followed:
+            return
+        closed = unpack_closed(frame)
+        exchange = self._glance.closed(closed)
+        self._answers.add(shot, exchange.text)
+        told = told_of(exchange.record, closed.closed, self._glance.t0)
+        for follower in self._followers[shot]:
+            if told.completed or self._reader.shots[follower].fresh:
+                self.body(follower, 1)
+        self._say(("told", shot, told.completed, told.outcome, told.at))
+
+    def closed(self, closed: Closed) -> None:
+        """Make the record of an attempt, and keep what attribution wants."""
+        exchange = self._reader.closed(closed)
+        record = exchange.record
+        if not closed.last:
+            self._tallies.spent(record)
+            if self._attempts is None:
+                self._attempts = RecordWriter(Path(self._job.attempts))
+            self._attempts.append(record)
+            return
+        self._tallies.closed(record)
+        self._records.append(record)
+        self._answers.over(closed.shot)
+        messages = self._messages.pop(closed.shot, None)
+        kept = keep(exchange, messages) if messages is not None else None
+        if kept is not None:
+            self._kept.append(kept)
+
+    def unsent(self, frame: Frame) -> None:
+        _, shot, phase, why, due, outcome = frame
+        record = self._reader.unsent(Unsent(shot, phase, why, due, Outcome(outcome)))
+        self._tallies.closed(record)
+        self._records.append(record)
+        self._answers.over(shot)
+        self._messages.pop(shot, None)
+
+    # --- what is said of it
+
+    def heard(self) -> dict[str, Any]:
+        return {name: astuple(heard) for name, heard in self._tallies.heard().items()}
+
+    def flush(self) -> None:
+        """Records to disk."""
+        self._records.flush()
+        if self._attempts is not None:
+            self._attempts.flush()
+
+    def close(self) -> None:
+        self._records.close()
+        if self._attempts is not None:
+            self._attempts.close()
+
+    def done(self) -> dict[str, Any]:
+        """After the last record: the facts that only the desk has."""
+        facts: dict[str, Any] = {
+            "littles_sum": self._tallies.littles_sum,
+            "lost": self._tallies.lost,
+            "clerk_cpu_s": time.process_time(),
+        }
+        if self._job.observed is not None and self._dialect.own:
+            facts["observe_error"] = asyncio.run(self._observe(Path(self._job.observed)))
+        if self._job.texts is not None:
+            write_texts(self._kept, Path(self._job.texts))
+        return facts
+
+    async def _observe(self, path: Path) -> str | None:
+        """Write what attribution may see; returns why that could not be had, if so. The records stand
+        either way."""
+        salt = self._job.salt if self._job.salt is not None else new_salt()
+        client = Client(Address.of(self._job.target.url), monotonic)
+        try:
+            tokenize = tokenizer_of(client, self._dialect)
+            observed = await observe(self._kept, tokenize, salt, self._job.target.url)
+        except (OSError, ValueError, KeyError) as error:
+            return f"{type(error).__name__}: {error}"
+        finally:
+            await client.close()
+        write_observed(observed, path)
+        return None

@@ -1,0 +1,192 @@
+"""Who is told when a socket can be read or written: an epoll of our own under the event loop.
+
+```
+                      ┌─ urgent epoll: connecting, shaking hands, unsent bytes ── told at once
+event loop ── add_reader
+                      └─ calm epoll: answers ── one callback for all that are ready
+                              └─ while reads come thick: every 250 µs by an alarm, not by each read
+```
+One wake-up of the event loop costs more than reading an event. Where the kernel stamps arrivals, waiting
+a little and reading many at once moves no time; where it does not, nothing ever waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+import sys
+from collections.abc import Iterable
+from typing import Protocol
+
+from loadgen.alarm import TimerfdAlarm
+from loadgen.clock import Clock
+
+GATHER_NS = 250_000
+"""How long reads may be gathered."""
+BATCH = 64
+"""Reads in a row before something else gets its turn; a send must not wait behind a thousand of them."""
+READ, WRITE = 1, 4
+"""Bits of interest; those of EPOLLIN and EPOLLOUT."""
+
+_WAKES = 16
+_EMPTY_TICKS = 8
+
+
+class Ready(Protocol):
+    """What is watched."""
+
+    def readable(self) -> None:
+        """Also after an error or the end: reading tells."""
+
+    def writable(self) -> None:
+        """Also after an error."""
+
+
+class Watch(Protocol):
+    """Watches file descriptors on the running event loop."""
+
+    def interest(self, fd: int, ready: Ready, urgent: int, calm: bool) -> None:
+        """``urgent``: bits to be told of at once; ``calm``: to be told of reads, a little later at most.
+        Replaces the interest before."""
+
+    def drop(self, fd: int, own: socket.socket) -> None:
+        """Watch it no more and close it."""
+
+    def close(self) -> None:
+        """Everything was dropped before."""
+
+
+class EpollWatch:
+    """``gather``: let reads that come thick wait for each other."""
+
+    def __init__(self, clock: Clock, gather: bool) -> None:
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._urgent, self._calm = select.epoll(), select.epoll()
+        self._ready: dict[int, Ready] = {}
+        self._bits: dict[int, tuple[int, bool]] = {}
+        self._busy = False
+        self._dropped: list[socket.socket] = []
+        self._alarm = TimerfdAlarm(self._tick) if gather else None
+        self._wakes, self._since, self._empty = 0, clock(), 0
+        self._loop.add_reader(self._urgent.fileno(), self._hurry)
+        self._loop.add_reader(self._calm.fileno(), self._wake)
+
+    def interest(self, fd: int, ready: Ready, urgent: int, calm: bool) -> None:
+        before, was_calm = self._bits.get(fd, (0, False))
+        self._ready[fd], self._bits[fd] = ready, (urgent, calm)
+        _change(self._urgent, fd, before, urgent)
+        _change(self._calm, fd, READ * was_calm, READ * calm)
+
+    def drop(self, fd: int, own: socket.socket) -> None:
+        if fd in self._bits:
+            self.interest(fd, self._ready[fd], 0, False)
+            del self._ready[fd], self._bits[fd]
+        if self._busy:
+            # Its number must not be used again while events of this batch may bear it.
+            self._dropped.append(own)
+        else:
+            own.close()
+
+    def close(self) -> None:
+        if self._calm.closed:
+            return
+        self._loop.remove_reader(self._urgent.fileno())
+        self._loop.remove_reader(self._calm.fileno())
+        if self._alarm is not None:
+            self._alarm.close()
+        self._urgent.close()
+        self._calm.close()
+
+    # --- told by the event loop
+
+    def _hurry(self) -> None:
+        self._tell(self._urgent.poll(0, BATCH))
+
+    def _wake(self) -> None:
+        self._read()
+        self._wakes += 1
+        if self._alarm is not None and self._wakes == _WAKES:
+            now = self._clock()
+            if now - self._since < _WAKES * GATHER_NS:
+                self._loop.remove_reader(self._calm.fileno())
+                self._alarm.set(now + GATHER_NS)
+            self._wakes, self._since = 0, now
+
+    def _tick(self) -> None:
+        if self._alarm is None or self._calm.closed:
+            return
+        count = self._read()
+        self._empty = 0 if count else self._empty + 1
+        if count == BATCH:
+            self._loop.call_soon(self._tick)  # more is there; what else is due comes first
+        elif self._empty < _EMPTY_TICKS:
+            self._alarm.set(self._clock() + GATHER_NS)
+        else:
+            self._empty, self._wakes, self._since = 0, 0, self._clock()
+            self._loop.add_reader(self._calm.fileno(), self._wake)
+
+    def _read(self) -> int:
+        events = self._calm.poll(0, BATCH)
+        self._tell([(fd, READ) for fd, _ in events])
+        return len(events)
+
+    def _tell(self, events: Iterable[tuple[int, int]]) -> None:
+        self._busy = True
+        try:
+            for fd, bits in events:
+                if (ready := self._ready.get(fd)) is not None and bits & ~READ:
+                    ready.writable()
+                if bits & READ and (ready := self._ready.get(fd)) is not None:
+                    ready.readable()
+        finally:
+            self._busy = False
+            for own in self._dropped:
+                own.close()
+            self._dropped.clear()
+
+
+class LoopWatch:
+    """Where there is no epoll: each descriptor is the event loop's own business."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._bits: dict[int, int] = {}
+
+    def interest(self, fd: int, ready: Ready, urgent: int, calm: bool) -> None:
+        before, after = self._bits.get(fd, 0), urgent | READ * calm
+        self._bits[fd] = after
+        if after & ~before & READ:
+            self._loop.add_reader(fd, ready.readable)
+        elif before & ~after & READ:
+            self._loop.remove_reader(fd)
+        if after & ~before & WRITE:
+            self._loop.add_writer(fd, ready.writable)
+        elif before & ~after & WRITE:
+            self._loop.remove_writer(fd)
+
+    def drop(self, fd: int, own: socket.socket) -> None:
+        if self._bits.pop(fd, 0):
+            self._loop.remove_reader(fd)
+            self._loop.remove_writer(fd)
+        own.close()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def make_watch(clock: Clock, gather: bool) -> Watch:
+    """The cheapest one of this platform, on the running event loop."""
+    return EpollWatch(clock, gather) if sys.platform == "linux" else LoopWatch()
+
+
+def _change(epoll: select.epoll, fd: int, before: int, after: int) -> None:
+    if before == after:
+        return
+    if not before:
+        epoll.register(fd, after)
+    elif not after:
+        epoll.unregister(fd)
+    else:
+        epoll.modify(fd, after)

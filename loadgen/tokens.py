@@ -1,0 +1,72 @@
+"""How many tokens an answer had, and who says so (MEASUREMENT C9, C10, C13)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from loadgen.answer import Answer
+from loadgen.payload import readable
+from results.attribution.usage import generated, normalise, reasoning
+from results.record import Record
+
+CountTokens = Callable[[str], int]
+"""Tokens of a text, without special tokens."""
+
+
+def fill_tokens(record: Record, answer: Answer, count_tokens: CountTokens | None) -> None:
+    """Fill the counts of ``record``: of the prompt and of all choices from usage, of the events from those
+    of the first choice."""
+    usage = normalise({"usage": answer.usage, "timings": answer.timings})
+    record.n_in = record.prompt_total = usage.prompt_total
+    record.cache_read, record.cache_write = usage.cache_read, usage.cache_write
+    record.n_reasoning = reasoning(answer.usage)
+    record.n_out, record.n_out_source = _n_out(answer, count_tokens)
+    counts = answer.first.token_counts
+    known = [count for count in counts if count is not None]
+    if counts and len(known) == len(counts):
+        record.event_tokens = known
+    elif counts and record.n_out_source == "usage" and _sole(answer) and record.n_out == len(counts):
+        record.event_tokens = [1] * len(counts)  # each event bears one or more, so each bears one
+    record.k_first = (counts[0] or 1) if counts else 1
+
+
+def token_warnings(record: Record, answer: Answer, count_tokens: CountTokens | None) -> list[str]:
+    found = []
+    if not _sole(answer):
+        found.append("several_choices")
+    if record.n_reasoning and not any(choice.reasoning for choice in answer.choices.values()):
+        found.append("hidden_reasoning")
+    if count_tokens is not None and record.n_out_source == "usage":
+        counted = _by_tokenizer(answer, count_tokens)
+        if counted and counted != record.n_out:
+            found.append("tokenizer_mismatch")
+    return found
+
+
+def _sole(answer: Answer) -> bool:
+    return len(answer.choices) <= 1
+
+
+def _n_out(answer: Answer, count_tokens: CountTokens | None) -> tuple[int | None, str | None]:
+    """C9: usage, else what the events say, else a tokenizer over the whole text, else events."""
+    said = generated(answer.usage)
+    if said is not None:
+        return said, "usage"
+    counts = [count for choice in answer.choices.values() for count in choice.token_counts]
+    if counts and None not in counts:
+        return answer.tokens, "ids"
+    if answer.whole_count is not None:
+        return answer.whole_count, "ids"
+    if count_tokens is not None:
+        return _by_tokenizer(answer, count_tokens), "tokenizer"
+    if answer.in_one_piece:
+        return None, None
+    return len(counts), "events"
+
+
+def _by_tokenizer(answer: Answer, count_tokens: CountTokens) -> int:
+    """Of each choice as a whole, for text cut into events has other tokens."""
+    return sum(
+        count_tokens(readable("".join(choice.reasoning) + "".join(choice.text)))
+        for choice in answer.choices.values()
+    )

@@ -1,0 +1,167 @@
+"""The replay rules: from what a trace held to what is sent when."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from loadgen.streams import stream
+from loadgen.tracefiles.errors import Findings
+from loadgen.tracefiles.recording import Integers, Lengths, Recording, Session, Singles
+from loadgen.tracefiles.times import quantum, spread
+
+Over = Literal["refuse", "drop", "cut"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What is made of a recording. Times in ns; ``spread`` None = by the quantum of the trace's times."""
+
+    seed: int = 0
+    thin: float | None = None
+    compress: float = 1.0
+    limit: int | None = None
+    start_at: int = 0
+    spread: int | None = None
+    max_input: int | None = None
+    max_output: int | None = None
+    over: Over = "refuse"
+
+    def too_long(self, given: Any, asked: Any) -> Any:
+        """Whether lengths are above the limits; of a request, or of columns of them."""
+        most_in = np.inf if self.max_input is None else self.max_input
+        most_out = np.inf if self.max_output is None else self.max_output
+        return (given > most_in) | (asked > most_out)
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Which sessions are played, and when. ``due`` are ns since the start of the load, sorted; None where
+    the trace has no times."""
+
+    recording: Recording
+    rules: Rules
+    order: Integers
+    due: Integers | None
+    facts: Mapping[str, Any]
+
+    @staticmethod
+    def of(recording: Recording, rules: Rules) -> Replay:
+        """Raises TraceError for what is too long, ValueError if nothing is left."""
+        lengths = recording.lengths()
+        starts, facts = _spread(recording, rules)
+        keep = _kept(recording, rules, lengths, starts, facts)
+        order = np.flatnonzero(keep)[: rules.limit]
+        if len(order) == 0:
+            raise ValueError("nothing of the trace is left: see start_at, thin, limit and max_input")
+        _refuse_long(recording, rules, lengths, order)
+        due = None
+        if starts is not None:
+            due = np.rint((starts[order] - rules.start_at) / rules.compress).astype(np.int64)
+        return Replay(recording, rules, order, due, facts | _scaling(rules, len(order)))
+
+    def at(self, index: int) -> tuple[int, int]:
+        """Session and round of the ``index``-th arrival: a trace without times is played again and again."""
+        rounds, place = divmod(index, len(self.order))
+        return int(self.order[place]), rounds
+
+    def due_within(self, span: float) -> Integers:
+        assert self.due is not None, "asked only of traces with times"
+        inside: Integers = self.due[self.due < round(span * 1e9)]
+        return inside
+
+    def kept(self, session: int) -> list[int]:
+        """The requests of a session that are sent, by index."""
+        return _sent(self.recording.sessions[session], self.rules)
+
+    def lengths(self, sessions: int) -> Lengths:
+        """Of the requests of the first ``sessions`` sessions that are played, as they are sent."""
+        every, rules = self.recording.lengths(), self.rules
+        rows = np.isin(every.session, self.order[:sessions])
+        if rules.over == "drop":
+            rows &= ~rules.too_long(every.input, every.output)
+        most_in = rules.max_input if rules.over == "cut" else None
+        most_out = rules.max_output if rules.over == "cut" else None
+        return Lengths(
+            every.session[rows],
+            every.line[rows],
+            every.input[rows] if most_in is None else np.minimum(every.input[rows], most_in),
+            every.output[rows] if most_out is None else np.minimum(every.output[rows], most_out),
+        )
+
+
+def _sent(requests: Session, rules: Rules) -> list[int]:
+    """What is not dropped: for its length, or for lack of a live answer that it needs."""
+    if rules.over != "drop":
+        return list(range(len(requests)))
+    kept: set[int] = set()
+    for k, request in enumerate(requests):
+        needs = {part.answer_of for part in request.parts if part.answer_of is not None}
+        if needs <= kept and not rules.too_long(request.input, request.output):
+            kept.add(k)
+    return sorted(kept)
+
+
+def _spread(recording: Recording, rules: Rules) -> tuple[Integers | None, dict[str, Any]]:
+    starts = recording.starts
+    if starts is None:
+        return None, {}
+    step = quantum(starts)
+    width = step if rules.spread is None else rules.spread
+    rng = stream(rules.seed, "trace", recording.digest, "spread")
+    starts, moved = spread(starts, width, rng)
+    return starts, {"quantum_s": step / 1e9, "spread_s": width / 1e9, "spread_requests": moved}
+
+
+def _kept(
+    recording: Recording, rules: Rules, lengths: Lengths, starts: Integers | None, facts: dict[str, Any]
+) -> Any:
+    """Which sessions are played, before any limit; what is left out is counted in ``facts``."""
+    n = len(recording.sessions)
+    keep = np.ones(n, dtype=np.bool_)
+    if starts is not None and rules.start_at:
+        keep &= starts >= rules.start_at
+        facts["before_start_at"] = int(n - keep.sum())
+    long = rules.too_long(lengths.input, lengths.output)
+    if long.any() and rules.over != "refuse":
+        facts["cut" if rules.over == "cut" else "dropped"] = int(long.sum())
+    if rules.over == "drop" and isinstance(recording.sessions, Singles):
+        keep &= ~long
+    elif rules.over == "drop":
+        keep &= np.array([bool(_sent(one, rules)) for one in recording.sessions], dtype=np.bool_)
+    if rules.thin is not None:
+        keep &= stream(rules.seed, "trace", recording.digest, "thin").random(n) < rules.thin
+    return keep
+
+
+def _refuse_long(recording: Recording, rules: Rules, lengths: Lengths, order: Integers) -> None:
+    if rules.over != "refuse" or (rules.max_input is None and rules.max_output is None):
+        return
+    found = Findings()
+    played = np.isin(lengths.session, order)
+    for row in np.flatnonzero(rules.too_long(lengths.input, lengths.output) & played):
+        for key, n, most in (
+            ("max_input", lengths.input[row], rules.max_input),
+            ("max_output", lengths.output[row], rules.max_output),
+        ):
+            if most is not None and n > most:
+                what = f"{n:,} tokens are above {key} {most:,}: raise it, or say over: drop or over: cut"
+                found.add(recording.file_of(int(lengths.session[row])), int(lengths.line[row]), what)
+    found.refuse()
+
+
+def _scaling(rules: Rules, kept: int) -> dict[str, Any]:
+    said: dict[str, Any] = {"seed": rules.seed, "kept_sessions": kept}
+    for key in ("thin", "limit", "max_input", "max_output"):
+        if (value := getattr(rules, key)) is not None:
+            said[key] = value
+    if rules.max_input is not None or rules.max_output is not None:
+        said["over"] = rules.over
+    if rules.compress != 1:
+        said["compress"] = rules.compress
+    if rules.start_at:
+        said["start_at_s"] = rules.start_at / 1e9
+    return said

@@ -1,0 +1,82 @@
+"""Prompt lengths, asked and served (MEASUREMENT C10): is a word of ours a token of theirs?
+
+The server's count is the one that counts. A chat template adds some tokens to each prompt, always as many
+where the messages are as many; more than that, or a number that varies, and prompts were not as long as
+asked for. First turns tell it: later ones bring answers that may be shorter than asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from results.stats.quantiles import Values
+
+LARGEST_SPREAD = 0.01
+"""Of a prompt's length, beyond which prompts are not what was asked for."""
+USUAL_TEMPLATE = 400
+"""Tokens; more than that, and a tenth of the prompt, is no chat template's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """First turns of one class whose served length is known."""
+
+    n: int
+    added: int
+    """Tokens served beyond those asked for, in the median."""
+    spread: int
+    """Largest distance from that, tokens."""
+    spread_share: float
+    """The same, as a share of its prompt's length."""
+    exact: float
+    """Share of the prompts with exactly ``added`` tokens more than asked for."""
+    tokens_per_unit: float | None
+    """Tokens of a unit of text, seen from prompts of different lengths; None if all have one length."""
+
+    @property
+    def doubt(self) -> str | None:
+        """Why these prompts are not as long as asked for; None if they are."""
+        per = self.tokens_per_unit
+        if per is not None and abs(per - 1) > LARGEST_SPREAD:
+            return f"a word has {per:.3g} tokens and not one"
+        if self.spread_share > LARGEST_SPREAD:
+            return f"lengths differ from those asked for by {self.added} and up to {self.spread} more or less"
+        return None
+
+
+def served_lengths(data: pd.DataFrame) -> dict[str, Served]:
+    """By class, of the requests (rows of records) that were answered and whose prompt tokens are known."""
+    rows = data[data["n_in"].notna() & (data["turn"] == 0) & (data["n_in_asked"] > 0)]
+    return {
+        str(name): _served(
+            group["n_in_asked"].to_numpy(dtype=np.float64), group["n_in"].to_numpy(dtype=np.float64)
+        )
+        for name, group in rows.groupby("class", sort=True)
+    }
+
+
+def _served(asked: Values, served: Values) -> Served:
+    added = int(np.median(served - asked))
+    off = np.abs(served - asked - added)
+    slope = None
+    if asked.min() < asked.max():
+        slope = float(np.polyfit(asked, served, 1)[0])
+    elif added > max(USUAL_TEMPLATE, 0.1 * asked[0]) or added < 0:
+        slope = float(np.median(served) / asked[0])
+    return Served(
+        n=len(asked),
+        added=added,
+        spread=int(off.max()),
+        spread_share=float((off / asked).max()),
+        exact=float((off == 0).mean()),
+        tokens_per_unit=slope,
+    )
+
+
+def lengths_block(data: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """For summary.json, by class."""
+    return {name: asdict(served) | {"doubt": served.doubt} for name, served in served_lengths(data).items()}

@@ -1,0 +1,78 @@
+"""The columns of a sweep as people read them, the same in the terminal and on the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from results.report.words import NOTHING, duration, percent, rate, tokens
+from results.sweep.columns import GROUPS, LATENCIES, QUANTILES
+from results.sweep.points import Decision
+from results.sweep.spec import PointRun
+from results.view import TIERS
+
+TONES = {
+    Decision.PASS: "good",
+    Decision.FAIL: "bad",
+    Decision.UNDECIDED: "warn",
+    Decision.LONGER: "warn",
+    Decision.CLIENT: "warn",
+}
+
+HEADS: dict[str, tuple[str, str]] = {
+    "planned": ("requests", "planned"),
+    "asked_rate": ("requests /s", "asked"),
+    "offered_rate": ("requests /s", "offered"),
+    "completed_rate": ("requests /s", "completed"),
+    "good_rate": ("requests /s", "good"),
+    "attainment": ("", "attained"),
+    **{group: ("requests", group) for group in GROUPS},
+    **{f"{metric}_{q}": (metric, q) for metric in LATENCIES for q in QUANTILES},
+    **{f"cached_tokens_{tier}": ("prompt tokens read from cache", tier) for tier in TIERS},
+    "cached_tokens_reported": ("prompt tokens read from cache", "reported"),
+    "kv_mean": ("KV in use", "mean"),
+    "kv_max": ("KV in use", "max"),
+    "prefill_tokens_s": ("tokens /s", "prefill"),
+    "decode_tokens_s": ("tokens /s", "decode"),
+    "allocation_failures": ("memory", "allocation failures"),
+    "preemptions": ("memory", "preemptions"),
+    "over_saturated": ("", "over-saturated"),
+}
+"""(what several columns have in common, head) of every column, in the order of the table."""
+
+_LATENCY = {f"{metric}_{q}" for metric in LATENCIES for q in QUANTILES}
+_SHARES = {"attainment", "kv_mean", "kv_max"}
+_TOKENS = {column for column in HEADS if "tokens" in column}
+_RATES = {"asked_rate", "offered_rate", "completed_rate", "good_rate"}
+
+
+def cell(row: Mapping[str, Any], column: str) -> str:
+    """One number with its unit; a dash where it is not known."""
+    value = row[column]
+    if value is None:
+        return NOTHING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if column in _LATENCY:
+        return duration(value)
+    if column in _SHARES:
+        return percent(value)
+    if column in _RATES:
+        return rate(value)
+    return tokens(value) if column in _TOKENS else f"{value:,.0f}"
+
+
+def reason(row: Mapping[str, Any], column: str) -> str:
+    """Why a number is not there."""
+    return str(row["reasons"].get(column, ""))
+
+
+def decision(run: PointRun) -> str:
+    """What the run says, in a word or two."""
+    return {Decision.LONGER: "ran longer", Decision.UNDECIDED: "undecided"}.get(
+        run.decision, run.decision.value
+    )
+
+
+def at(run: PointRun) -> str:
+    return ", ".join(f"{key}={value}" for key, value in run.at.items())
