@@ -10,6 +10,7 @@ from typing import Any
 from faults.conductor import Conductor
 from faults.fault import Seen
 from faults.invariants import check
+from headrace.alone import alone_times
 from headrace.attributing import attribute_run
 from headrace.site import RECORDS, Load, LoadEnd, Site
 from loadgen.accounts import unaccounted
@@ -96,6 +97,7 @@ async def collect(
         interrupted=interrupted,
         target_error=site.died(),
         load_error=end.lost,
+        alone=alone_times(scene.scenario, records, folder.judging.virtual),
     )
 
 

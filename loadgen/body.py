@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Mapping
 
 _BLANK = b" \t\r\n"
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 _ANY_HEADER = 32 + zlib.MAX_WBITS  # gzip or zlib, by what the bytes say
 
 
@@ -16,9 +16,9 @@ def looks_streamed(head: bytes | bytearray) -> bool | None:
     The bytes decide, for content types lie in both directions: no line of an event stream means anything
     that begins like a JSON object or list.
     """
-    if _BOM.startswith(head):
+    if BOM.startswith(head):
         return None
-    begun = bytes(head[:256]).removeprefix(_BOM).lstrip(_BLANK)
+    begun = bytes(head[:256]).removeprefix(BOM).lstrip(_BLANK)
     return not begun.startswith((b"{", b"[")) if begun else None
 
 

@@ -13,7 +13,7 @@ import select
 import signal
 import socket
 import sys
-import time
+import traceback
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -181,7 +181,8 @@ def main(job_file: str, descriptor: str) -> int:
     os.nice(_NICENESS)
     try:
         Clerk(LoadJob.of(job), link).run()
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:
+        traceback.print_exc()
         _complain(link, f"{type(error).__name__}: {error}")
         return 3
     return 0
@@ -191,9 +192,8 @@ def _complain(link: socket.socket, message: str) -> None:
     try:
         link.setblocking(True)
         link.sendall(framed(("error", message)))
-        time.sleep(0)
     except OSError:
-        print(message, file=sys.stderr)
+        pass  # nobody is there any more; it stands in the log
 
 
 if __name__ == "__main__":

@@ -1,7 +1,12 @@
 """The live Transport: HTTP/1.1 over raw sockets, stamped at the read (MEASUREMENT C3, C8).
 
-The pool is unlimited: a request never waits for a connection. Idle connections are used last in,
-first out. Nothing is retried and nothing times out here; the driver has the limits (C28).
+```
+send ─> idle connection ─> written ─> head, body ─> back among the idle ones
+     └> new connection ──┘              each read stamped by the kernel, then by the clock
+     └> queue, only under a declared limit
+```
+Without a limit a request never waits for a connection. Idle connections are used last in, first out.
+Nothing is retried and nothing times out here; the driver has the limits (C28).
 """
 
 from __future__ import annotations
@@ -9,14 +14,21 @@ from __future__ import annotations
 import asyncio
 import errno
 import ssl
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
 from urllib.parse import urlsplit
 
 from loadgen.clock import Clock
-from loadgen.http1 import ProtocolError, ResponseParser, encode
-from loadgen.transport import Ending, HttpRequest, Sink
+from loadgen.connection import Claim, Connection, Exchange
+from loadgen.http1 import encode
+from loadgen.route import Route
+from loadgen.sockets import Channel, Socket, Sockets, kernel_stamps_here
+from loadgen.tls import TlsSocket, default_context
+from loadgen.transport import HttpRequest, Sink
+
+WARM_BATCH = 64
+"""Connections opened at once ahead of the load: a longer queue at the target drops what comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,206 +61,163 @@ class Address:
 class Client:
     """A pool of connections to one address, on the running event loop."""
 
-    def __init__(self, address: Address, clock: Clock, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        address: Address,
+        clock: Clock,
+        tls: ssl.SSLContext | None = None,
+        limit: int | None = None,
+        kernel_stamps: bool | None = None,
+    ) -> None:
+        """``limit``: connections at most; more requests then wait for one, in the order of their sends.
+        ``kernel_stamps``: None = if this machine gives them. Raises ValueError."""
+        if limit is not None and limit < 1:
+            raise ValueError(f"a pool of {limit} connections sends nothing; leave the limit out or make it 1")
+        self.pool_limit = limit
+        self.kernel_stamps = kernel_stamps_here() if kernel_stamps is None else kernel_stamps
+        """Whether reads carry the kernel's receive stamp. A single read may still lack it."""
         self._address = address
         self._clock = clock
-        self._tls = (tls or ssl.create_default_context()) if address.tls else None
-        self._idle: list[_Connection] = []
-        self._open: set[_Connection] = set()
-        self._connecting: set[asyncio.Task[None]] = set()
+        self._tls = (tls or default_context()) if address.tls else None
+        self._sockets: Sockets | None = None
+        self._route = Route.literal(address.host, address.port)
+        self._resolving: asyncio.Task[None] | None = None
+        self._undialled: list[Connection] = []
+        self._idle: list[Connection] = []
+        self._open: set[Connection] = set()
+        self._waiting: deque[Exchange] = deque()
         self._closed = False
 
     def send(self, request: HttpRequest, sink: Sink) -> Callable[[], None]:
-        exchange = _Exchange(encode(request, self._address.authority, self._address.prefix), sink)
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.usable:
-                sink.connected(self._clock(), False)
-                connection.begin(exchange)
-                return exchange.abort
-        task = asyncio.get_running_loop().create_task(self._connect_for(exchange))
-        exchange.connecting = task
-        self._connecting.add(task)
-        task.add_done_callback(self._connecting.discard)
+        payload = encode(request, self._address.authority, self._address.prefix)
+        exchange = Exchange(payload, sink, self._clock)
+        if self._closed:
+            exchange.finish(self._clock(), "aborted", "the client is closed")
+        elif (connection := self._take_idle()) is not None:
+            exchange.granted(connection, self._clock(), False)
+        elif self._full:
+            self._waiting.append(exchange)
+        else:
+            self._open_for(exchange)
         return exchange.abort
 
     async def warm(self, connections: int) -> None:
-        """Open connections ahead of the load, so that it finds them ready. Raises OSError."""
-        opened = await asyncio.gather(*(self._connect() for _ in range(connections)))
-        self._idle += opened
+        """Open that many connections ahead of the load, as far as the limit allows, so that it finds them
+        ready. Raises OSError."""
+        room = connections if self.pool_limit is None else self.pool_limit - len(self._open)
+        left = min(connections, room)
+        while left > 0:
+            batch = [_Warming() for _ in range(min(left, WARM_BATCH))]
+            for one in batch:
+                self._open_for(one)
+            left -= len(batch)
+            results = await asyncio.gather(*(one.ready for one in batch), return_exceptions=True)
+            for result in results:
+                if isinstance(result, BaseException):
+                    raise result
 
     async def close(self) -> None:
-        """Close every connection and wait until the loop has let go of them."""
+        """Close every connection; whatever is under way ends as aborted. Idempotent."""
         self._closed = True
-        for task in list(self._connecting):
-            task.cancel()
+        waiting, self._waiting = self._waiting, deque()
+        for exchange in waiting:
+            exchange.abort()
         for connection in list(self._open):
-            connection.close()
-        while self._open or self._connecting:
-            await asyncio.sleep(0)
-
-    async def _connect_for(self, exchange: _Exchange) -> None:
-        try:
-            connection = await self._connect()
-        except asyncio.CancelledError:
-            exchange.finish(self._clock(), "aborted", "aborted while connecting")
-            raise
-        except OSError as error:
-            exchange.finish(self._clock(), "connect_error", _named(error))
-            return
-        if exchange.over:
-            connection.close()
-            return
-        exchange.sink.connected(self._clock(), True)
-        connection.begin(exchange)
-
-    async def _connect(self) -> _Connection:
-        loop = asyncio.get_running_loop()
-        host, port = self._address.host, self._address.port
-        _, connection = await loop.create_connection(lambda: _Connection(self), host, port, ssl=self._tls)
-        return connection
+            connection.close("the client was closed")
+        if self._resolving is not None:
+            self._resolving.cancel()
+            await asyncio.gather(self._resolving, return_exceptions=True)
+        if self._sockets is not None:
+            self._sockets.close()
 
     # --- from the connections
 
-    def opened(self, connection: _Connection) -> None:
-        self._open.add(connection)
+    def dial(self, connection: Connection, route: Route) -> Channel:
+        if self._sockets is None:
+            self._sockets = Sockets(self._clock, self.kernel_stamps)
+        if self._tls is not None:
+            return TlsSocket(self._sockets, route, connection, self._tls, self._address.host)
+        return Socket(self._sockets, route, connection)
 
-    def lost(self, connection: _Connection) -> None:
-        self._open.discard(connection)
-        if connection in self._idle:
-            self._idle.remove(connection)
-
-    def released(self, connection: _Connection) -> None:
-        if self._closed:
-            connection.close()
+    def released(self, connection: Connection) -> None:
+        """It is free again: the longest waiting request gets it."""
+        waiter = self._next_waiting()
+        if waiter is not None:
+            waiter.granted(connection, self._clock(), False)
         else:
             self._idle.append(connection)
 
-    def now(self) -> int:
-        return self._clock()
+    def lost(self, connection: Connection) -> None:
+        """It is closed, which makes room for another one."""
+        self._open.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+        if not self._full and (waiter := self._next_waiting()) is not None:
+            self._open_for(waiter)
 
-
-class _Exchange:
-    """One request on its way, and the one place that tells its sink that it is over."""
-
-    def __init__(self, payload: bytes, sink: Sink) -> None:
-        self.payload = payload
-        self.sink = sink
-        self.over = False
-        self.connection: _Connection | None = None
-        self.connecting: asyncio.Task[None] | None = None
-
-    def finish(self, t: int, how: Ending, detail: str) -> None:
-        if not self.over:
-            self.over = True
-            self.sink.closed(t, how, detail)
-
-    def abort(self) -> None:
-        """Idempotent."""
-        if self.over:
-            return
-        if self.connection is not None:
-            self.connection.abort()
-        elif self.connecting is not None:
-            self.connecting.cancel()
-
-
-class _Connection(asyncio.Protocol):
-    """One socket, one exchange at a time."""
-
-    def __init__(self, pool: Client) -> None:
-        self._pool = pool
-        self._transport: asyncio.Transport | None = None
-        self._exchange: _Exchange | None = None
-        self._parser = ResponseParser()
-        self._keep_alive = False
-        self._unsent = False
+    # --- inside
 
     @property
-    def usable(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
+    def _full(self) -> bool:
+        return self.pool_limit is not None and len(self._open) >= self.pool_limit
 
-    def begin(self, exchange: _Exchange) -> None:
-        """Write the request of ``exchange``; its answer goes to its sink."""
-        assert self._transport is not None
-        assert self._exchange is None
-        exchange.connection = self
-        self._exchange, self._parser, self._unsent = exchange, ResponseParser(), True
-        self._transport.write(exchange.payload)
-        exchange.payload = b""
-        if self._transport.get_write_buffer_size() == 0:
-            self.resume_writing()
+    def _take_idle(self) -> Connection | None:
+        while self._idle:
+            connection = self._idle[-1]
+            connection.look()  # the server may have closed it, which takes it out of the pool
+            if self._idle and self._idle[-1] is connection:
+                return self._idle.pop()
+        return None
 
-    def abort(self) -> None:
-        exchange, self._exchange = self._exchange, None
-        self.close()
-        if exchange is not None:
-            exchange.finish(self._pool.now(), "aborted", "closed by the client")
+    def _next_waiting(self) -> Exchange | None:
+        while self._waiting:
+            exchange = self._waiting.popleft()
+            if not exchange.over:
+                return exchange
+        return None
 
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
-    # --- asyncio.Protocol
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        own = cast(asyncio.Transport, transport)  # uvloop's are not of asyncio's class
-        self._transport = own
-        # With no buffer allowed, resume_writing tells when the last byte has been handed to the kernel.
-        own.set_write_buffer_limits(high=0)
-        self._pool.opened(self)
-
-    def resume_writing(self) -> None:
-        if self._unsent and self._exchange is not None:
-            self._unsent = False
-            self._exchange.sink.sent(self._pool.now())
-
-    def data_received(self, data: bytes) -> None:
-        t = self._pool.now()  # before anything else: this is the time of the read
-        exchange = self._exchange
-        if exchange is None:
-            self.close()  # nobody asked
+    def _open_for(self, claim: Claim) -> None:
+        connection = Connection(self, self._clock, claim)
+        self._open.add(connection)
+        if isinstance(claim, Exchange):
+            claim.connection = connection
+        if self._route is not None:
+            connection.dial(self._route)
             return
+        self._undialled.append(connection)
+        if self._resolving is None:
+            self._resolving = asyncio.get_running_loop().create_task(self._resolve())
+
+    async def _resolve(self) -> None:
+        """Look the host up and dial what waited for it; the next request tries again if it failed."""
         try:
-            piece = self._parser.feed(data)
-        except ProtocolError as error:
-            self._over(t, "reset", f"broken HTTP answer: {error}")
-            self.close()
-            return
-        if piece.head is not None:
-            self._keep_alive = piece.head.keep_alive
-            exchange.sink.headers(t, piece.head.status, piece.head.headers)
-        if piece.body:
-            exchange.sink.data(t, piece.body)
-        if piece.complete and self._exchange is exchange:
-            self._complete(t)
-
-    def _complete(self, t: int) -> None:
-        reusable = self._keep_alive and not self._parser.surplus and not self._unsent
-        self._over(t, "complete", "")
-        if reusable:
-            self._pool.released(self)
+            self._route = await Route.resolve(self._address.host, self._address.port)
+        except OSError as error:
+            undialled, self._undialled = self._undialled, []
+            for connection in undialled:
+                connection.lost(self._clock(), error)
         else:
-            self.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._pool.lost(self)
-        t = self._pool.now()
-        if exc is not None:
-            self._over(t, "reset", _named(exc))
-        elif self._parser.eof():
-            self._over(t, "complete", "")
-        else:
-            self._over(t, "eof", "the server closed the connection before the answer was complete")
-
-    def _over(self, t: int, how: Ending, detail: str) -> None:
-        exchange, self._exchange = self._exchange, None
-        if exchange is not None:
-            exchange.finish(t, how, detail)
+            for connection in self._undialled:
+                connection.dial(self._route)
+            self._undialled = []
+        finally:
+            self._resolving = None
 
 
-def _named(error: Exception) -> str:
-    """Like ``ECONNREFUSED: Connect call failed``: the name tells the client's own limits apart."""
-    number = error.errno if isinstance(error, OSError) else None
-    name = errno.errorcode.get(number) if number is not None else None
-    return f"{name or type(error).__name__}: {error}"
+class _Warming:
+    """The Claim of a connection that is to be there before it is needed."""
+
+    def __init__(self) -> None:
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def granted(self, connection: Connection, t: int, new: bool) -> None:
+        connection.spare()
+        if not self.ready.done():
+            self.ready.set_result(None)
+
+    def refused(self, t: int, error: OSError) -> None:
+        if not self.ready.done():
+            self.ready.set_exception(error)
+
+    def dropped(self, t: int, why: str) -> None:
+        self.refused(t, ConnectionAbortedError(errno.ECONNABORTED, why))

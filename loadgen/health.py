@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,8 @@ class ClientSignals:
     lost: int = 0
     littles: Mapping[str, float] | None = None
     stamp: str = "user"
+    clerk_cpu_s: float | None = None
+    """CPU time of the process that makes its records and bodies, apart: it does not judge the client."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -46,28 +49,44 @@ class ClientSignals:
 def driver_signals(
     driver: Driver, desk: Mapping[str, Any], machine: ClientSignals = ClientSignals()
 ) -> ClientSignals:
-    """What the driver counted and what its desk said (``littles_sum`` in ns, ``lost``), added to the
-    signals of their machine."""
+    """What the driver counted and what its desk said (``littles_sum`` in ns, ``lost``, ``clerk_cpu_s`` of a
+    desk in a process of its own), added to the signals of their machine."""
     littles = {"integral": driver.in_flight.integral / 1e9, "sum": desk["littles_sum"] / 1e9}
-    return replace(machine, lost=desk["lost"], littles=littles)
+    return replace(machine, lost=desk["lost"], littles=littles, clerk_cpu_s=desk.get("clerk_cpu_s"))
+
+
+WORST = ("loop_lag_p99_ns", "loop_lag_max_ns", "gc_pause_max_ns", "cpu_ratio", "steal_ratio")
+"""Signals of which the worst process counts."""
 
 
 def merged(signals: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The signals of several load processes as one: the worst of each, sums of what is counted."""
-    rows = list(signals)
-    worst = {
-        key: max((row[key] for row in rows if row.get(key) is not None), default=None)
-        for key in ("loop_lag_p99_ns", "loop_lag_max_ns", "gc_pause_max_ns", "cpu_ratio", "steal_ratio")
-    }
-    littles = [row["littles"] for row in rows if row.get("littles")]
+    """The signals of several load processes as one: the worst of each, sums of what is counted.
+
+    ``processes`` keeps what each said, ``worst`` the number of the process that a value is of. A process
+    that died before it could say anything is ``{"process": n, "reason": why}``; where any did, sums are
+    not known. A row without ``process`` gets its place. Merging what was merged changes nothing.
+    """
+    rows = [dict(one) for row in signals for one in (row.get("processes") or [row])]
+    for place, row in enumerate(rows):
+        row["process"] = place if row.get("process") is None else row["process"]
+    told = [row for row in rows if "reason" not in row]
+    whole = bool(rows) and len(told) == len(rows)
+    worst = {key: max(known, key=itemgetter(key)) for key in WORST if (known := _said(told, key))}
+    littles = [row["littles"] for row in told if row.get("littles")]
     return {
-        **worst,
-        "lost": sum(row.get("lost", 0) for row in rows),
+        **{key: worst[key][key] if key in worst else None for key in WORST},
+        "lost": sum(row.get("lost", 0) for row in told) if whole else None,
         "littles": {key: sum(row[key] for row in littles) for key in ("integral", "sum")}
-        if littles
+        if littles and whole
         else None,
-        "stamp": "kernel" if rows and all(row.get("stamp") == "kernel" for row in rows) else "user",
+        "stamp": "kernel" if told and all(row.get("stamp") == "kernel" for row in told) else "user",
+        "worst": {key: row["process"] for key, row in worst.items()} if len(rows) > 1 else {},
+        "processes": rows,
     }
+
+
+def _said(rows: Iterable[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+    return [row for row in rows if row.get(key) is not None]
 
 
 def freeze_heap() -> None:

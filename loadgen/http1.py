@@ -63,6 +63,7 @@ class ResponseParser:
     def __init__(self) -> None:
         self.framing: Framing | None = None
         self._buffer = bytearray()
+        self._interim = False
 
     def feed(self, data: bytes) -> Piece:
         head = None
@@ -89,6 +90,11 @@ class ResponseParser:
         """Bytes after the end of the answer: the connection is of no more use."""
         return self.framing is not None and self.framing.surplus
 
+    @property
+    def untouched(self) -> bool:
+        """Not a byte has come."""
+        return self.framing is None and not self._buffer and not self._interim
+
     def _head(self) -> Head | None:
         """The head if it is complete; then the buffer begins with the body."""
         while (end := self._buffer.find(b"\r\n\r\n")) >= 0:
@@ -97,6 +103,7 @@ class ResponseParser:
             version, status = _status_line(lines[0])
             if not 100 <= status < 200:  # else an interim answer: the real one follows
                 return self._final(version, status, _fields(lines[1:]))
+            self._interim = True
         if len(self._buffer) > MAX_HEAD:
             raise ProtocolError(f"no end of the headers within {MAX_HEAD} bytes")
         return None

@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from loadgen import plan_rows
 from loadgen.plan import Phases, Plan, Shot
-from loadgen.plan_rows import BATCH, batches, columns_of, shots_of
+from loadgen.plan_rows import batches, columns_of, shots_of
 
 SCHEMA_VERSION = 2
 
@@ -86,7 +87,7 @@ def read_plan(path: Path) -> Plan:
 def read_shots(path: Path, slice: int | None, prompts: bool) -> tuple[tuple[Shot, ...], Phases, int]:
     """(shots of ``slice``, or all for None; phases; seed), for who sends a part of a plan.
 
-    Without ``prompts`` every shot's prompt is (): about 350 bytes a shot, however long its text is. The
+    Without ``prompts`` every shot's prompt is (): about 300 bytes a shot, however long its text is. The
     digest is not computed again. Raises ValueError if the file is no plan or lacks rows.
     """
     with pq.ParquetFile(path) as file:
@@ -109,6 +110,6 @@ def _about(file: Any, path: Path) -> dict[str, str]:
 def _shots(file: Any, slice: int | None, prompts: bool) -> Iterator[Shot]:
     unread = _DERIVED if prompts else (*_DERIVED, "body_ref")
     wanted = [name for name in _SCHEMA.names if name not in unread]
-    for batch in file.iter_batches(BATCH, columns=wanted):
+    for batch in file.iter_batches(plan_rows.BATCH, columns=wanted):
         rows = batch if slice is None else batch.filter(pc.equal(batch.column("slice"), slice))
         yield from shots_of(rows.to_pydict())

@@ -82,7 +82,7 @@ def digest(shots: Sequence[Shot], phases: Phases, seed: int) -> str:
     for batch in batches(shots):
         for name, values in columns_of(batch).items():
             if name in hashes:
-                hashes[name].update(json.dumps(values)[1:-1].encode() + b",")
+                hashes[name].update(json.dumps(values)[1:-1].encode() + b", ")
     found = {name: one.hexdigest() for name, one in hashes.items()}
     about = json.dumps([seed, asdict(phases), len(shots), found], sort_keys=True)
     return blake2b(about.encode(), digest_size=16).hexdigest()

@@ -16,7 +16,8 @@ import asyncio
 import select
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from loadgen.alarm import TimerfdAlarm
@@ -75,9 +76,9 @@ class EpollWatch:
 
     def interest(self, fd: int, ready: Ready, urgent: int, calm: bool) -> None:
         before, was_calm = self._bits.get(fd, (0, False))
-        self._ready[fd], self._bits[fd] = ready, (urgent, calm)
         _change(self._urgent, fd, before, urgent)
         _change(self._calm, fd, READ * was_calm, READ * calm)
+        self._ready[fd], self._bits[fd] = ready, (urgent, calm)
 
     def drop(self, fd: int, own: socket.socket) -> None:
         if fd in self._bits:
@@ -102,7 +103,13 @@ class EpollWatch:
     # --- told by the event loop
 
     def _hurry(self) -> None:
-        self._tell(self._urgent.poll(0, BATCH))
+        events = self._urgent.poll(0, BATCH)
+        with self._batch():
+            for fd, bits in events:
+                if bits & ~READ and (ready := self._ready.get(fd)) is not None:
+                    ready.writable()
+                if bits & READ and (ready := self._ready.get(fd)) is not None:
+                    ready.readable()
 
     def _wake(self) -> None:
         self._read()
@@ -115,36 +122,43 @@ class EpollWatch:
             self._wakes, self._since = 0, now
 
     def _tick(self) -> None:
+        count = BATCH
         if self._alarm is None or self._calm.closed:
             return
-        count = self._read()
+        try:
+            count = self._read()
+        finally:
+            self._after_tick(self._alarm, count)
+
+    def _after_tick(self, alarm: TimerfdAlarm, count: int) -> None:
         self._empty = 0 if count else self._empty + 1
+        if self._calm.closed:
+            return
         if count == BATCH:
             self._loop.call_soon(self._tick)  # more is there; what else is due comes first
         elif self._empty < _EMPTY_TICKS:
-            self._alarm.set(self._clock() + GATHER_NS)
+            alarm.set(self._clock() + GATHER_NS)
         else:
             self._empty, self._wakes, self._since = 0, 0, self._clock()
             self._loop.add_reader(self._calm.fileno(), self._wake)
 
     def _read(self) -> int:
         events = self._calm.poll(0, BATCH)
-        self._tell([(fd, READ) for fd, _ in events])
+        with self._batch():
+            for fd, _ in events:
+                if (ready := self._ready.get(fd)) is not None:
+                    ready.readable()
         return len(events)
 
-    def _tell(self, events: Iterable[tuple[int, int]]) -> None:
+    @contextmanager
+    def _batch(self) -> Iterator[None]:
         self._busy = True
         try:
-            for fd, bits in events:
-                if (ready := self._ready.get(fd)) is not None and bits & ~READ:
-                    ready.writable()
-                if bits & READ and (ready := self._ready.get(fd)) is not None:
-                    ready.readable()
+            yield
         finally:
             self._busy = False
-            for own in self._dropped:
-                own.close()
-            self._dropped.clear()
+            while self._dropped:
+                self._dropped.pop().close()
 
 
 class LoopWatch:

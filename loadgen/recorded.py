@@ -33,9 +33,13 @@ def key_of(path: Path, offset: int, raw: bytes, index: int) -> str:
 
 
 def text_of(key: str) -> str:
-    """The text that ``key`` names. Raises RecordedError if the file is gone or was changed."""
+    """The text that ``key`` names. Raises RecordedError if the file is gone or was changed.
+
+    What stands behind a ``+`` is passed over: who wants other text, as a burst does, gets the same, for
+    there is no other.
+    """
     path, place, index = key.removeprefix(_MARK).rsplit("#", 2)
-    return _texts(path, place)[int(index)]
+    return _texts(path, place)[int(index.partition("+")[0])]
 
 
 def estimated_tokens(text: str) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-_NUMBER = re.compile(r"\d{1,9}(?:\.\d*)?")
+_NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]*)?")
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

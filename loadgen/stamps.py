@@ -107,6 +107,11 @@ class ClockBridge:
         self._last = sample
 
     @property
+    def latest(self) -> int | None:
+        """Time of the last sample; what was stamped before it is known for good."""
+        return None if self._last is None else self._last.mono
+
+    @property
     def jumps(self) -> int:
         return len(self._jumps)
 

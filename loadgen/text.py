@@ -16,6 +16,7 @@ from hashlib import blake2b, shake_128
 from typing import Any, Literal
 
 from loadgen.plan import Part, Shot
+from loadgen.recorded import is_recorded, text_of
 from loadgen.textcache import TextCache
 from loadgen.vocabulary import USUAL, Vocabulary, vocabulary_of
 
@@ -26,17 +27,15 @@ Message = dict[str, Any]
 CLOCK_ZERO = datetime(2026, 3, 4, 9, 15, 2)
 """What a slipped clock shows at t0. Not the real time: a plan must give the same text twice."""
 
-NONCE_WORDS, NONCE_CHARACTERS = 4, 12
-"""Length of a cold run's nonce: inside the first block of 16 tokens (MEASUREMENT C22)."""
+NONCE_BYTES = 12
+"""Length of a cold run's nonce where units are bytes; else it has 4 words. Both lie inside the first block
+of 16 tokens (MEASUREMENT C22)."""
 
 TOOL = "lookup"
 """The name of the only tool that models are made to have called."""
 
 GROUP = 1024
 """About as many units of neighbouring blocks are kept as one text."""
-
-RECORDED = "@"
-"""Begins the key of a text that somebody wrote, which is looked up instead of made."""
 
 
 def clock_text(seconds: float) -> str:
@@ -75,9 +74,7 @@ class TextMaker:
         """The text of a part that is no live answer."""
         if part.blocks:
             text = self.between.join(self._known(*piece) for piece in _pieces(part))
-        elif part.text_key.startswith(RECORDED):
-            from loadgen.recorded import text_of
-
+        elif is_recorded(part.text_key):
             text = text_of(part.text_key)
         else:
             text = self._known(part.text_key, part.tokens)
@@ -86,7 +83,7 @@ class TextMaker:
     def dressed(self, text: str, n: int, stamp: float | None, stamp_at: int, nonce: str) -> str:
         """``text`` of n units with its nonce and its clock."""
         if nonce:
-            size = min(n, NONCE_WORDS if self.between else NONCE_CHARACTERS)
+            size = min(n, NONCE_BYTES if self.unit == "byte" else self.vocabulary.nonce)
             text = self._put(text, n, 0, self._made(nonce, size), size)
         if stamp is not None:
             clock = clock_text(stamp)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loadgen.answer import Answer
-from loadgen.body import Inflater, inflater_of, looks_streamed
+from loadgen.body import BOM, Inflater, inflater_of, looks_streamed
 from loadgen.eventstream import EventStream
 from loadgen.outcomes import Cut, Seen, is_answer, outcome_of
 from loadgen.payload import parsed, readable
@@ -187,7 +187,7 @@ class Timeline:
             if self.ending in ("complete", "eof"):
                 self._stream.close(last)
         elif is_answer(self.status):
-            payload = parsed(bytes(self._head))
+            payload = self._object()
             if isinstance(payload, dict):
                 self.answer.whole(last, payload)
 
@@ -202,7 +202,11 @@ class Timeline:
             events.feed(0, bytes(self._head))
             events.close(0)
             return events.answer.error
-        return find_error(parsed(bytes(self._head)))
+        return find_error(self._object())
+
+    def _object(self) -> Any:
+        """The body as one JSON value."""
+        return parsed(bytes(self._head).removeprefix(BOM))
 
     def _error_text(self, outcome: Outcome, error: InBandError | None) -> str | None:
         if outcome in (Outcome.COMPLETED, Outcome.CANCELLED_BY_PLAN, Outcome.CENSORED_BY_RUN_END):

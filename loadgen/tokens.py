@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tokenizers import Tokenizer
+
 from loadgen.answer import Answer
 from loadgen.payload import readable
 from results.attribution.usage import generated, normalise, reasoning
@@ -11,6 +13,11 @@ from results.record import Record
 
 CountTokens = Callable[[str], int]
 """Tokens of a text, without special tokens."""
+
+
+def counter_of(tokenizer: Tokenizer) -> CountTokens:
+    """Special tokens are left out: a BOS in front of every piece of text would be counted with each."""
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 def fill_tokens(record: Record, answer: Answer, count_tokens: CountTokens | None) -> None:
@@ -25,7 +32,12 @@ def fill_tokens(record: Record, answer: Answer, count_tokens: CountTokens | None
     known = [count for count in counts if count is not None]
     if counts and len(known) == len(counts):
         record.event_tokens = known
-    elif counts and record.n_out_source == "usage" and _sole(answer) and record.n_out == len(counts):
+    elif (
+        counts
+        and record.n_out_source in ("usage", "tokenizer")
+        and _sole(answer)
+        and record.n_out == len(counts)
+    ):
         record.event_tokens = [1] * len(counts)  # each event bears one or more, so each bears one
     record.k_first = (counts[0] or 1) if counts else 1
 

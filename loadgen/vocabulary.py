@@ -6,6 +6,7 @@ given ``tokenizer.json`` and proves that they are: then lengths are exact, not a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -19,6 +20,7 @@ MOST_PIECES = 256
 """One byte of a key's random stream chooses a piece."""
 LEAST_PIECES = 16
 """With fewer, texts of different keys would often begin alike."""
+NONCE_BITS = 32
 _ENOUGH = 4096
 """Candidates of a vocabulary that are looked at, beside our own words."""
 _SINGLES = "abcdefghijklmnopqrstuvwxyz0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -38,6 +40,11 @@ class Vocabulary:
     def table(self) -> tuple[str, ...]:
         """The piece of each byte."""
         return tuple(self.pieces[byte % len(self.pieces)] for byte in range(MOST_PIECES))
+
+    @property
+    def nonce(self) -> int:
+        """Pieces that together tell 2^32 nonces apart."""
+        return math.ceil(NONCE_BITS / math.log2(len(self.pieces)))
 
 
 USUAL = Vocabulary(WORDS[:MOST_PIECES])

@@ -7,12 +7,13 @@ requests that had the least company.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
+from results.record import Outcome, Record
 from results.slices import length_bucket
 
 LEAST_LOADED = 0.2
@@ -47,72 +48,48 @@ class IdleCost:
         return self.g0 + self.g1 * prompt + prefill + decodes * (self.a + self.c) + self.d * contexts
 
 
-def by_cost(records: pd.DataFrame, cost: IdleCost) -> dict[int, float]:
+def by_cost(records: Iterable[Record], cost: IdleCost) -> dict[int, float]:
     """s by request id, for every request, also one that was not sent or did not end well: that counts as
     it was asked for. What is not known of its hits is taken from its parent: all of that one's prompt and
     answer, if the prompt has grown from it."""
-    asked: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     found = {}
-    for row in _rows(records):
-        prompt = row.n_in if row.n_in is not None else row.n_in_asked
-        out = row.n_out if row.completed and row.n_out is not None else row.n_out_asked
-        cached = row.cached
-        if cached is None:
-            before = asked.get(row.parent, 0) if row.parent is not None else 0
-            cached = before if before < prompt else 0
-        asked[row.id] = prompt + out
-        found[row.id] = cost.seconds(max(1, prompt), cached, out)
+    for one in sorted(records, key=lambda one: one.id):
+        served = one.outcome is Outcome.COMPLETED and one.n_out is not None
+        out = one.n_out if served and one.n_out is not None else one.n_out_asked
+        prompt = max(1, one.n_in_asked if one.n_in is None else one.n_in)
+        before = 0 if one.parent is None else sizes.get(one.parent, 0)
+        cached = one.cache_read if one.cache_read is not None else before if before < prompt else 0
+        sizes[one.id] = prompt + out
+        found[one.id] = cost.seconds(prompt, cached, out)
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    id: int
-    parent: int | None
-    n_in_asked: int
-    n_out_asked: int
-    n_in: int | None
-    n_out: int | None
-    cached: int | None
-    completed: bool
-
-
-def _rows(records: pd.DataFrame) -> Iterator[_Row]:
-    """In order of id, so that a parent comes before its children."""
-    data = records.sort_values("id", kind="stable")
-    names = ("id", "parent", "n_in_asked", "n_out_asked", "n_in", "n_out", "cache_read")
-    columns = [data[name].tolist() for name in names]
-    for *values, outcome in zip(*columns, data["outcome"].tolist(), strict=True):
-        id, parent, n_in_asked, n_out_asked, n_in, n_out, cached = (
-            None if pd.isna(value) else int(value) for value in values
-        )
-        assert id is not None, "every record has an id"
-        yield _Row(id, parent, n_in_asked or 0, n_out_asked or 0, n_in, n_out, cached, outcome == "completed")
-
-
-def by_company(records: pd.DataFrame) -> dict[int, float]:
+def by_company(records: Sequence[Record]) -> dict[int, float]:
     """s by request id: the median e2e of the completed requests of the same class and length buckets that
     had the fewest others in flight. An upper bound, for even those were not alone. Requests whose class
     and lengths have too few of them are left out."""
-    data = records[(records["outcome"] == "completed").to_numpy(dtype=bool) & records["last_token"].notna()]
-    if not len(data):
+    lives = [(one.start, one.closed) for one in records if one.start is not None and one.closed is not None]
+    ended = [one for one in records if one.outcome is Outcome.COMPLETED and one.last_token is not None]
+    if not ended:
         return {}
-    started = np.sort(records["start"].dropna().to_numpy(dtype=np.float64))
-    ended = np.sort(records["closed"].dropna().to_numpy(dtype=np.float64))
-    starts = data["start"].to_numpy(dtype=np.float64)
-    company = np.searchsorted(started, starts, side="right") - np.searchsorted(ended, starts, side="right")
-    quiet = company <= np.quantile(company, LEAST_LOADED)
-    frame = pd.DataFrame(
-        {
-            "id": data["id"].to_numpy(dtype=np.int64),
-            "e2e": (data["last_token"].to_numpy(dtype=np.float64) - starts) * 1e-9,
-            "kind": [
-                f"{name}|{length_bucket(n_in)}|{length_bucket(n_out)}"
-                for name, n_in, n_out in zip(data["class"], data["n_in"], data["n_out"], strict=True)
-            ],
-        }
-    )
-    groups = frame[quiet].groupby("kind")["e2e"]
-    medians = groups.median()[groups.count() >= ENOUGH]
-    known = frame["kind"].map(medians).to_numpy(dtype=np.float64)
-    return {int(id): float(s) for id, s in zip(frame["id"], known, strict=True) if not np.isnan(s)}
+    starts = np.array([one.start for one in ended], dtype=np.float64)
+    began, closed = (np.sort(np.array(times, dtype=np.float64)) for times in zip(*lives, strict=True))
+    company = np.searchsorted(began, starts, side="right") - np.searchsorted(closed, starts, side="right")
+    least = float(np.quantile(company, LEAST_LOADED))
+    quiet: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for one, others in zip(ended, company, strict=True):
+        if others <= least:
+            quiet[_kind(one)].append(_e2e(one))
+    medians = {kind: float(np.median(seen)) for kind, seen in quiet.items() if len(seen) >= ENOUGH}
+    return {one.id: medians[kind] for one in ended if (kind := _kind(one)) in medians}
+
+
+def _kind(one: Record) -> tuple[str, str, str]:
+    return one.class_, length_bucket(one.n_in), length_bucket(one.n_out)
+
+
+def _e2e(one: Record) -> float:
+    assert one.last_token is not None, "only those that ended with one are asked"
+    assert one.start is not None, "what ended was sent"
+    return (one.last_token - one.start) * 1e-9

@@ -10,6 +10,7 @@ import numpy as np
 
 from results.goodput import attainment
 from results.outcomes import group_counts
+from results.record import Outcome
 from results.run import RunData
 from results.stats.distribution import FEW_FOR_P99
 from results.stats.saturation import Saturation
@@ -70,11 +71,27 @@ def _run(data: RunData) -> Iterator[Finding]:
 def _client(health: Health, data: RunData) -> Iterator[Finding]:
     for rule, row in health.rows.items():
         if row["state"] in ("degraded", "invalid"):
-            text = f"{rule} {MEANING[rule]}: {row['value']:.4g} (limit {row['limit']:.4g}), {row['state']}"
-            yield Finding(f"client_{rule}", text, REMEDIES[rule])
+            yield Finding(f"client_{rule}", f"{rule} {MEANING[rule]}: {_broken(row)}", REMEDIES[rule])
+    signals = health.signals
+    if signals.clock_faults:
+        text = f"{signals.clock_faults} records have impossible times: {signals.clock_fault}"
+        yield Finding("clock_fault", text, "no time of this run counts; check the clocks of the load machine")
+    if signals.hidden_retries:
+        text = f"the server counted {signals.hidden_retries:.0f} requests more than the client made attempts"
+        yield Finding(
+            "hidden_retries", text, "find the proxy or library that tries again"
+        )
     if data.manifest.get("co_located") and not data.judging.virtual:
         text = "client and target share the CPUs of this machine"
         yield Finding("co_located", text, "run the target elsewhere to measure its capacity")
+
+
+def _broken(row: dict[str, Any]) -> str:
+    """What is wrong with a row of H1..H12."""
+    if row["value"] is None or "reason" in row:
+        return f"{row['reason']}, {row['state']}"
+    where = f", load process {row['process']}" if "process" in row else ""
+    return f"{row['value']:.4g} (limit {row['limit']:.4g}{where}), {row['state']}"
 
 
 def _unseen(data: RunData) -> Iterator[Finding]:
@@ -116,8 +133,9 @@ def _load(view: View, saturation: Saturation, health: Health) -> Iterator[Findin
     lag = view.distribution("send_lag", view.in_window)
     limit = max(health.limit_a, _tenth_of_gap(view))
     if lag.n and (worst := float(lag.samples.values.max())) > limit:
-        text = f"late sends: up to {worst * 1e3:.1f} ms after the due time"
+        text = f"late sends: up to {worst * 1e3:.1f} ms after the due time{_for_the_cap(view)}"
         yield Finding("late_sends", text, "trust the *_sched metrics, which count from the due time")
+    yield from _attempts(view)
     shed = group_counts(view.window)
     planned = len(view.window)
     turned_away = shed["rejected"] + shed["expired"]
@@ -127,6 +145,25 @@ def _load(view: View, saturation: Saturation, health: Health) -> Iterator[Findin
             f"({shed['rejected']} rejected, {shed['expired']} expired): latencies are of the served ones"
         )
         yield Finding("shed", text, "compare goodput and attainment, not latencies")
+
+
+def _for_the_cap(view: View) -> str:
+    waits = view.distribution("cap_wait", view.in_window).samples.values
+    most = float(waits.max()) if len(waits) else 0.0
+    return f", {most * 1e3:.1f} ms of it for a declared cap" if most else ""
+
+
+def _attempts(view: View) -> Iterator[Finding]:
+    """Requests that a cap kept back for good, and those that were sent again."""
+    dropped = int((view.window["outcome"] == Outcome.DROPPED.value).sum())
+    if dropped:
+        text = f"a declared cap kept {dropped} requests from being sent: they count as failed"
+        yield Finding("dropped", text, "lift the cap, or let it queue")
+    if view.attempts is not None and len(view.attempts):
+        wasted = int(view.attempts["n_out"].fillna(0).sum())
+        again = view.attempts["id"].nunique()
+        text = f"{again} requests were sent again, {len(view.attempts)} times; {wasted} tokens were wasted"
+        yield Finding("retried", text, "the user waits from the first due time on: look at *_sched")
 
 
 def _tenth_of_gap(view: View) -> float:

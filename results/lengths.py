@@ -20,6 +20,9 @@ LARGEST_SPREAD = 0.01
 USUAL_TEMPLATE = 400
 """Tokens; more than that, and a tenth of the prompt, is no chat template's."""
 
+TELLING_RANGE = 0.2
+"""Of the longest prompt: so far apart must lengths lie to tell tokens of text from those of a template."""
+
 
 @dataclass(frozen=True, slots=True)
 class Served:
@@ -35,7 +38,8 @@ class Served:
     exact: float
     """Share of the prompts with exactly ``added`` tokens more than asked for."""
     tokens_per_unit: float | None
-    """Tokens of a unit of text, seen from prompts of different lengths; None if all have one length."""
+    """Tokens of a unit of text, seen from prompts of different lengths, or from a prompt that is shorter
+    than its text or longer than any template makes it; None if neither tells."""
 
     @property
     def doubt(self) -> str | None:
@@ -63,10 +67,10 @@ def _served(asked: Values, served: Values) -> Served:
     added = int(np.median(served - asked))
     off = np.abs(served - asked - added)
     slope = None
-    if asked.min() < asked.max():
+    if asked.max() - asked.min() >= TELLING_RANGE * asked.max():
         slope = float(np.polyfit(asked, served, 1)[0])
-    elif added > max(USUAL_TEMPLATE, 0.1 * asked[0]) or added < 0:
-        slope = float(np.median(served) / asked[0])
+    elif added > max(USUAL_TEMPLATE, 0.1 * asked.max()) or added < 0:
+        slope = float(np.median(served / asked))
     return Served(
         n=len(asked),
         added=added,

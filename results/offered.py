@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from results.metrics import NS
 from results.outcomes import Mask
@@ -22,6 +23,17 @@ def offered_block(view: View, rows: Mask) -> dict[str, Any]:
     reasons = facts.pop("reasons")
     due, sent = (data[name].to_numpy(dtype=np.float64) for name in ("due", "start"))
     return facts | {f"{name}_reason": why for name, why in reasons.items()} | burst_skew(due, sent)
+
+
+def issued(view: View, plan: pd.DataFrame | None, fault: str) -> dict[str, Any]:
+    """``first_to_last_s``: from the first to the last send of the requests that a burst added to the plan."""
+    if plan is None or "fault" not in plan:
+        return {"first_to_last_s": None, "first_to_last_s_reason": "the plan is not in the run directory"}
+    own = view.data["id"].isin(plan["id"][plan["fault"] == fault])
+    start = view.data["start"][own].dropna()
+    if len(start) < 2:
+        return {"first_to_last_s": None, "first_to_last_s_reason": "n<2"}
+    return {"first_to_last_s": float((start.max() - start.min()) * NS)}
 
 
 def burst_skew(due: Values, start: Values) -> dict[str, Any]:

@@ -69,7 +69,8 @@ def collect(data: RunData, view: View) -> Signals:
     values["H7"], missing["H7"] = _rate_deviation(view), "no request was due"
     values["H9"], missing["H9"] = without_record(data), "the plan is not in the run directory"
     values["H10"], missing["H10"] = counter_residual(data)
-    values["H11"], missing["H11"] = _little(data, view)
+    values["H11"], why = _little(data, view)
+    missing["H11"] = why or missing["H8"]
     values["H12"], missing["H12"] = _gateway_difference(data, view)
     faults, example = clock_faults(view.data)
     seen = view.window[view.window["headers"].notna()]
@@ -128,23 +129,31 @@ def _slices(data: RunData, view: View) -> Values | None:
 def _from_processes(
     data: RunData, values: dict[str, float | None], missing: dict[str, str], worst: dict[str, int]
 ) -> None:
-    not_there = (
-        "nothing to measure in virtual time" if data.judging.virtual else "the load process did not report it"
-    )
+    unsaid = _why_unsaid(data)
     for rule, key in _FROM_PROCESS.items():
         given = data.signals.get(key)
         scale = 1e-9 if key.endswith("_ns") else 1.0
         values[rule] = None if given is None else float(given) * scale
-        missing[rule] = not_there
+        missing[rule] = unsaid
         if key in (data.signals.get("worst") or {}):
             worst[rule] = int(data.signals["worst"][key])
+
+
+def _why_unsaid(data: RunData) -> str:
+    """Why a load process's own signal may be missing."""
+    if data.judging.virtual:
+        return "nothing to measure in virtual time"
+    dead = [one for one in data.signals.get("processes") or () if "reason" in one]
+    if dead:
+        return f"load process {dead[0]['process']}: {dead[0]['reason']}"
+    return "the load process did not report it"
 
 
 def _little(data: RunData, view: View) -> tuple[float | None, str]:
     """The drivers' in-flight counters, integrated at each change, against the lives of all attempts."""
     counted = (data.signals.get("littles") or {}).get("integral")
     if counted is None:
-        return None, "the driver did not integrate its in-flight counter"
+        return None, ""
     lived = integral(view.lives, *data.judging.window) * 1e-9
     largest = max(abs(counted), lived)
     return (abs(counted - lived) / largest if largest else 0.0), ""

@@ -7,11 +7,13 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from results import exits
 from results.cachehits import cache_block
 from results.classblock import class_block
 from results.clientblock import client_block
+from results.compat import compat_block
 from results.counters import counters
 from results.deciding import Evidence, decide
 from results.diagnosis import as_dict, findings
@@ -19,6 +21,7 @@ from results.engine_truth import engine_block
 from results.gates import parse_gates
 from results.goodput import attainment
 from results.judging import ClassGoal, Judging
+from results.offered import issued
 from results.outcomes import Mask, group_counts
 from results.run import RunData
 from results.signals import collect
@@ -51,11 +54,12 @@ def judge(data: RunData, judging: Judging | None = None) -> dict[str, Any]:
         "client": client_block(client, data),
         "window": _window(view),
         "classes": _classes(view),
-        "all": class_block(view, None, ClassGoal()),
+        "all": class_block(view, None, _of_all(judging)),
         "slices": _slices(view),
         "cache": cache,
+        "compat": compat_block(view),
         "attribution": data.attribution,
-        "faults": [_fault(f, view) for f in data.faults],
+        "faults": [_fault(f, view, data.plan) for f in data.faults],
         "invariants": _invariants(data),
         "saturation": asdict(in_flight),
         "little": {"request_ns": integral(view.lives, *judging.window)},
@@ -84,6 +88,7 @@ def _about(judging: Judging) -> dict[str, Any]:
         "seed": judging.seed,
         "virtual": judging.virtual,
         "demand": judging.demand,
+        "timeouts": judging.timeouts,
     }
 
 
@@ -151,6 +156,11 @@ def _classes(view: View) -> dict[str, Any]:
     return {name: class_block(view, name, goals.get(name, ClassGoal())) for name in view.by_class()}
 
 
+def _of_all(judging: Judging) -> ClassGoal:
+    goals = judging.classes.values()
+    return ClassGoal(open_loop=not goals or any(goal.open_loop for goal in goals))
+
+
 def _slices(view: View) -> list[dict[str, Any]]:
     """Every dimension along which a class of the window differs."""
     result = []
@@ -181,11 +191,13 @@ def _slice(view: View, name: str | None, dim: str, value: str, rows: Mask) -> di
     return block if found.value is not None else block | {"attainment_reason": "no request to count"}
 
 
-def _fault(fault: dict[str, Any], view: View) -> dict[str, Any]:
-    """A fault window, its span and what it met."""
+def _fault(fault: dict[str, Any], view: View, plan: pd.DataFrame | None) -> dict[str, Any]:
+    """A fault window, its span and what it met; of a burst, how long issuing it took."""
     name = str(fault["id"])
     span = view.faults.get(name)
     block = dict(fault) | {"span": None if span is None else list(span)}
+    if fault.get("type") == "burst":
+        block |= issued(view, plan, name)
     if span is None:
         return block | {"span_reason": "not injected"}
     rows = view.in_window & view.meets(name)

@@ -101,8 +101,14 @@ def _inside(loc: Sequence[str | int]) -> Any:
     """The type hint at a path from the scenario's root."""
     hint: Any = Scenario
     for step in loc:
-        hint = _step(hint, step)
-    return hint
+        hint = _step(_entries(hint), step)
+    return _entries(hint)
+
+
+def _entries(hint: Any) -> Any:
+    """A table's protocol where ``hint`` is one or None."""
+    members = [arg for arg in get_args(hint) if arg is not NoneType] if is_union(hint) else []
+    return members[0] if len(members) == 1 and members[0] in TABLES else hint
 
 
 def _step(hint: Any, step: str | int) -> Any:

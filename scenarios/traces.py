@@ -24,10 +24,9 @@ def placed(data: Any, folder: Path) -> Any:
 
 def _placed(load: Any, folder: Path) -> Any:
     trace = load.get("trace") if isinstance(load, dict) else None
-    file = trace.get("file") if isinstance(trace, dict) else None
-    if not isinstance(file, str):
+    if not isinstance(trace, dict) or not isinstance(trace.get("file"), str):
         return load
-    return load | {"trace": trace | {"file": _path(file, folder)}}
+    return load | {"trace": trace | {"file": _path(trace["file"], folder)}}
 
 
 def _path(file: str, folder: Path) -> str:

@@ -57,7 +57,7 @@ def read_rates(text: str) -> Levels:
         values.append(_per_second(float(found[1]), found[2]))
     if min(values) <= 0:
         raise LevelError("a rate must be above 0")
-    return Levels("/s", tuple(f"{value:.12g}/s" for value in values))
+    return Levels("/s", _distinct(tuple(f"{value:.12g}/s" for value in values)))
 
 
 def read_users(text: str) -> Levels:
@@ -107,6 +107,10 @@ def _each(text: str) -> tuple[str, ...]:
     values = tuple(part.strip() for part in (*parts, text[begin:]))
     for value in values:
         _checked(value)
+    return _distinct(values)
+
+
+def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
     if doubled := next((value for value in values if values.count(value) > 1), None):
         raise LevelError(f"{doubled!r} stands there twice")
     return values

@@ -144,20 +144,21 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class OnOff:
-    """Poisson arrivals at ``rate_on`` for ``on``, then at ``rate_off`` for ``off``, over and over.
+    """Poisson arrivals at ``rate_on`` for ``on_for``, then at ``rate_off`` for ``off_for``, over and over.
 
-    ``fixed`` durations begin with a full ``on``. ``exponential`` ones are drawn, with ``on`` and ``off``
-    as their means, as if they had begun long ago (an interrupted or two-state Poisson process)."""
+    ``fixed`` durations begin with a full time on. ``exponential`` ones are drawn, with ``on_for`` and
+    ``off_for`` as their means, as if they had begun long ago (an interrupted or two-state Poisson process).
+    """
 
-    on: Seconds
-    off: Seconds
     rate_on: Rate
+    on_for: Seconds
+    off_for: Seconds
     rate_off: Rate = 0.0
     durations: Literal["fixed", "exponential"] = "fixed"
 
     def __post_init__(self) -> None:
-        positive("on", self.on)
-        positive("off", self.off)
+        positive("on_for", self.on_for)
+        positive("off_for", self.off_for)
         positive("rate_on", self.rate_on)
         not_negative("rate_off", self.rate_off)
 
@@ -168,30 +169,33 @@ class OnOff:
 
     def expected(self, span: float) -> float:
         """Of the arrivals or of the durations: whichever are more must be held."""
-        if self.durations == "fixed":
-            whole, rest = divmod(span, self.on + self.off)
-            part = min(rest, self.on) * self.rate_on + max(rest - self.on, 0.0) * self.rate_off
-            arrivals = whole * (self.on * self.rate_on + self.off * self.rate_off) + part
-        else:
-            arrivals = span * (self.on * self.rate_on + self.off * self.rate_off) / (self.on + self.off)
-        return max(arrivals, 2 * span / (self.on + self.off))
+        whole, rest = divmod(span, self._period)
+        if self.durations == "exponential":
+            whole, rest = span / self._period, 0.0
+        in_period = self.on_for * self.rate_on + self.off_for * self.rate_off
+        in_rest = min(rest, self.on_for) * self.rate_on + max(rest - self.on_for, 0.0) * self.rate_off
+        return max(whole * in_period + in_rest, 2 * span / self._period)
+
+    @property
+    def _period(self) -> float:
+        return self.on_for + self.off_for
 
     def _fixed(self, span: float) -> tuple[Reals, Reals]:
-        periods = math.ceil(span / (self.on + self.off))
-        edges = np.cumsum([0.0, *([self.on, self.off] * periods)])
+        periods = math.ceil(span / self._period)
+        edges = np.cumsum([0.0, *([self.on_for, self.off_for] * periods)])
         return edges, np.array([self.rate_on, self.rate_off] * periods)
 
     def _drawn(self, span: float, rng: np.random.Generator) -> tuple[Reals, Reals]:
         """What is left of an exponential duration is one as well: only the state must be drawn first."""
-        states = [(self.on, self.rate_on), (self.off, self.rate_off)]
-        if rng.random() >= self.on / (self.on + self.off):
+        states = [(self.on_for, self.rate_on), (self.off_for, self.rate_off)]
+        if rng.random() >= self.on_for / self._period:
             states.reverse()
         (mean, rate), (other_mean, other_rate) = states
 
         def pairs(n: int) -> Reals:
             return (rng.standard_exponential((n, 2)) * (mean, other_mean)).ravel()
 
-        periods = span / (self.on + self.off)
+        periods = span / self._period
         edges = cumulated(0.0, pairs, span, some_more_than(periods, 2 * math.sqrt(periods)))
         return edges, np.tile([rate, other_rate], len(edges) // 2)
 

@@ -76,7 +76,7 @@ class ReferenceServer:
         try:
             self._start_all(self._folder)
         except BaseException:
-            self._end()
+            self.end()
             raise
 
     def _start_all(self, folder: Path) -> None:
@@ -158,9 +158,10 @@ class ReferenceServer:
                 merge([part(self._folder, k) for k in range(self._count)], self._log)
             return summaries
         finally:
-            self._end()
+            self.end()
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Kill what still runs, without a summary. Idempotent."""
         for process in self._processes:
             if process.popen.poll() is None:
                 process.popen.kill()
@@ -181,7 +182,7 @@ class ReferenceServer:
         if kind is None and self._processes:
             self.stop()
         else:
-            self._end()
+            self.end()
 
 
 def _event(popen: subprocess.Popen[bytes], name: str, limit_s: float) -> dict[str, Any]:

@@ -29,10 +29,15 @@ def find_error(payload: object, event_type: str = "message") -> InBandError | No
         return next((found for item in items if (found := find_error(item, event_type))), None)
     if not isinstance(payload, dict):
         return InBandError(_shown(payload)) if event_type == "error" else None
+    found = _in_mapping(payload)
+    return found or (_describe(payload, payload) if event_type == "error" else None)
+
+
+def _in_mapping(payload: Mapping[str, Any]) -> InBandError | None:
     for key in ("error", "errors", "fault"):
         if payload.get(key):
             return _describe(payload[key], payload)
-    if event_type == "error" or "error" in (payload.get("object"), payload.get("type")):
+    if "error" in (payload.get("object"), payload.get("type")):
         return _describe(payload, payload)
     choices = payload.get("choices")
     if isinstance(choices, list):

@@ -66,9 +66,9 @@ class OpenAIResponses(HttpTarget):
             return Reading(_delta(type_, payload))
         if type_ == "response.output_item.added":
             return Reading(_item_added(payload))
-        response = payload.get("response")
-        if type_ in _LAST and isinstance(response, dict):
-            return _ended(type_.removeprefix("response."), response)
+        if type_ in _LAST:
+            response = payload.get("response")
+            return _ended(type_.removeprefix("response."), response if isinstance(response, dict) else {})
         return Reading(error=find_error(payload))
 
 

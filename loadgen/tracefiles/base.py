@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.plan import Arrival, Opening, Part, Seconds, Share, Turn, Workload
-from loadgen.tracefiles.errors import Findings, Located
+from loadgen.tracefiles.errors import MOST_TOO_LONG, Findings, Located
 from loadgen.tracefiles.recording import Recording, Request, Session, leading
 from loadgen.tracefiles.replay import Over, Replay, Rules
+from loadgen.tracefiles.words import sentences
 from loadgen.workload.lengths import lengths
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)\}")
@@ -136,7 +137,7 @@ class TraceFile(ABC):
     def facts(self, span: float) -> dict[str, Any]:
         """What was read and how it is replayed in ``span`` s; JSON."""
         recording = self.replay.recording
-        return {
+        facts = {
             "file": recording.file,
             "digest": recording.digest,
             "sessions": len(recording.sessions),
@@ -144,12 +145,13 @@ class TraceFile(ABC):
             **self.replay.facts,
             **self._planned(span),
         }
+        return facts | {"says": sentences(facts)}
 
     def seeded(self, seed: int) -> Self:
         return self if self.seed is not None else replace(self, seed=seed)
 
     def misfits(self, span: float, misfit: Misfit) -> list[Located]:
-        recording, found = self.replay.recording, Findings()
+        recording, found = self.replay.recording, Findings(MOST_TOO_LONG)
         lengths = self.replay.lengths(self._sessions(span))
         columns = (lengths.session, lengths.line, lengths.input, lengths.output)
         for session, line, given, asked in zip(*(column.tolist() for column in columns), strict=True):

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 
 MOST_ERRORS = 200
 """Beyond so many, the file is no such trace, and nobody reads them."""
+MOST_TOO_LONG = 20
+"""Of sound requests that are too long for a limit, fewer tell enough."""
 
 Located = tuple[str, int, str]
 """File, line (0 = the file as a whole), what is wrong."""
@@ -30,12 +32,13 @@ class TraceError(ValueError):
 class Findings:
     """Collects what is wrong while files are read; `refuse` ends the reading if there is anything."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST_ERRORS) -> None:
+        self._most = most
         self._found: list[Located] = []
         self._more: dict[str, tuple[int, int]] = {}
 
     def add(self, file: str, line: int, what: str) -> None:
-        if len(self._found) < MOST_ERRORS:
+        if len(self._found) < self._most:
             self._found.append((file, line, what))
         else:
             first, count = self._more.get(file, (line, 0))

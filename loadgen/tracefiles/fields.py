@@ -164,4 +164,5 @@ def _number(value: Any, unit_ns: int) -> int:
         raise ValueError(f"{shown(value)} is negative")
     if value * unit_ns > MOST_SECONDS * NS:
         raise ValueError(f"{shown(value)} is more than {MOST_SECONDS:,} s")
-    return round(value * unit_ns)
+    ns: int = round(value * unit_ns)
+    return ns

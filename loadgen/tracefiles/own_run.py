@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow.parquet as pq
 
-from loadgen.plan import Part, Plan, Shot
+from loadgen.plan import Part, Plan, Seconds, Shot
 from loadgen.plan_io import read_plan
 from loadgen.tracefiles.base import Place, Timed
 from loadgen.tracefiles.errors import TraceError
@@ -28,7 +28,7 @@ class OwnRun(Timed):
 
     classes: tuple[str, ...] = ()
     lengths: Literal["asked", "served"] = "asked"
-    spread: float | None = 0.0
+    spread: Seconds | None = 0.0
 
     def reading(self) -> tuple[Any, ...]:
         return (self.classes, self.lengths)

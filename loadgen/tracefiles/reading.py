@@ -112,20 +112,19 @@ def table(source: Source, spec: Mapping[str, Field]) -> Iterator[Row]:
     if head is None:
         return
     names = [name.strip() for name in _cells(head.text) or ()]
-    if not _sound(names, spec, source.say(head.number)):
-        return
+    usable, sound = _header(names, spec, source.say(head.number))
     number = head.number
-    for number, _, text in lines:
+    for number, _, text in lines if usable else ():
         say, cells = source.say(number), _cells(text)
         if cells is None:
             say("not a line of CSV: its quotes do not match")
         elif [cell.strip() for cell in cells] == names:
             say("the header a second time: were files joined?")
-        elif len(cells) != len(names):
-            say(f"{len(cells)} fields under {len(names)} columns")
-        else:
+        elif len(cells) == len(names):
             yield Row(number, {n: cell.strip() for n, cell in zip(names, cells, strict=True) if n in spec})
-    if number == head.number:
+        elif sound:  # else it is the header that is wrong
+            say(f"{len(cells)} fields under {len(names)} columns")
+    if usable and number == head.number:
         source.say(number)("no rows after the header")
 
 
@@ -136,14 +135,15 @@ def _cells(text: str) -> list[str] | None:
         return None
 
 
-def _sound(names: list[str], spec: Mapping[str, Field], say: Say) -> bool:
-    """Whether the rows can be read. Unknown columns are found and do not stop the reading."""
+def _header(names: list[str], spec: Mapping[str, Field], say: Say) -> tuple[bool, bool]:
+    """Whether rows can be read under these names, and whether nothing is wrong with them."""
     missing = [name for name, field in spec.items() if field.must and name not in names]
+    unknown = [name for name in dict.fromkeys(names) if name not in spec]
+    doubled = [name for name in dict.fromkeys(names) if names.count(name) > 1]
     for name in missing:
         say(f"missing column {name!r}")
-    for name in dict.fromkeys(names):
-        if name not in spec:
-            say(f"unknown column {name!r}{nearest(name, spec)}")
-        if names.count(name) > 1:
-            say(f"column {name!r} stands {names.count(name)} times")
-    return not missing and len(set(names)) == len(names)
+    for name in unknown:
+        say(f"unknown column {name!r}{nearest(name, spec)}")
+    for name in doubled:
+        say(f"column {name!r} stands {names.count(name)} times")
+    return not missing and not doubled, not unknown

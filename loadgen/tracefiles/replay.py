@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from loadgen.streams import stream
-from loadgen.tracefiles.errors import Findings
+from loadgen.tracefiles.errors import MOST_TOO_LONG, Findings
 from loadgen.tracefiles.recording import Integers, Lengths, Recording, Session, Singles
 from loadgen.tracefiles.times import quantum, spread
 
@@ -113,7 +113,12 @@ def _spread(recording: Recording, rules: Rules) -> tuple[Integers | None, dict[s
     width = step if rules.spread is None else rules.spread
     rng = stream(rules.seed, "trace", recording.digest, "spread")
     starts, moved = spread(starts, width, rng)
-    return starts, {"quantum_s": step / 1e9, "spread_s": width / 1e9, "spread_requests": moved}
+    return starts, {
+        "trace_s": float(starts[-1]) / 1e9,
+        "quantum_s": step / 1e9,
+        "spread_s": width / 1e9,
+        "spread_requests": moved,
+    }
 
 
 def _kept(
@@ -125,22 +130,22 @@ def _kept(
     if starts is not None and rules.start_at:
         keep &= starts >= rules.start_at
         facts["before_start_at"] = int(n - keep.sum())
-    long = rules.too_long(lengths.input, lengths.output)
-    if long.any() and rules.over != "refuse":
+    if rules.thin is not None:
+        keep &= stream(rules.seed, "trace", recording.digest, "thin").random(n) < rules.thin
+    if rules.over != "refuse":
+        long = rules.too_long(lengths.input, lengths.output) & keep[lengths.session]
         facts["cut" if rules.over == "cut" else "dropped"] = int(long.sum())
     if rules.over == "drop" and isinstance(recording.sessions, Singles):
         keep &= ~long
     elif rules.over == "drop":
         keep &= np.array([bool(_sent(one, rules)) for one in recording.sessions], dtype=np.bool_)
-    if rules.thin is not None:
-        keep &= stream(rules.seed, "trace", recording.digest, "thin").random(n) < rules.thin
     return keep
 
 
 def _refuse_long(recording: Recording, rules: Rules, lengths: Lengths, order: Integers) -> None:
     if rules.over != "refuse" or (rules.max_input is None and rules.max_output is None):
         return
-    found = Findings()
+    found = Findings(MOST_TOO_LONG)
     played = np.isin(lengths.session, order)
     for row in np.flatnonzero(rules.too_long(lengths.input, lengths.output) & played):
         for key, n, most in (

@@ -27,7 +27,7 @@ class Tools:
     output: Amount | None = None
 
     def __post_init__(self) -> None:
-        amounts(0, MOST_CALLS, "calls", calls=self.calls)
+        amounts(0, MOST_CALLS, calls=self.calls)
         lengths(result=self.result, output=1 if self.output is None else self.output)
 
 
@@ -48,7 +48,7 @@ class Subagents:
     think: Wait = 0.0
 
     def __post_init__(self) -> None:
-        amounts(1, MOST_CALLS, "turns", turns=self.turns)
+        amounts(1, MOST_CALLS, turns=self.turns)
         lengths(task=self.task, output=self.output, report=self.report, step=self.step)
         lengths(0, system=self.system)
 

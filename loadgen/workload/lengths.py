@@ -177,16 +177,16 @@ def least(amount: Amount) -> int:
 
 def lengths(at_least: int = 1, **tokens: Amount) -> None:
     """Raises ValueError for a length that no request can have, by its key."""
-    amounts(at_least, MOST_TOKENS, "tokens", **tokens)
+    amounts(at_least, MOST_TOKENS, " tokens", **tokens)
 
 
-def amounts(at_least: int, at_most: int, unit: str, **given: Amount) -> None:
+def amounts(at_least: int, at_most: int, unit: str = "", /, **given: Amount) -> None:
     """Raises ValueError for a number outside ``at_least`` to ``at_most`` that could be drawn, by its key."""
     for key, amount in given.items():
-        for n in dict.fromkeys((least(amount), most(amount))):
+        for n in (least(amount), most(amount)):
             if not at_least <= n <= at_most:
-                which = "" if isinstance(amount, int) else "could be drawn as "
-                raise ValueError(f"{key} must be {at_least} to {at_most:,} {unit}, not {which}{n}")
+                found = f"not {n}" if isinstance(amount, int) else f"and {n} could be drawn"
+                raise ValueError(f"{key} must be {at_least} to {at_most:,}{unit}, {found}")
 
 
 def two_ends(key: str, ends: tuple[float, ...]) -> None:

@@ -66,7 +66,7 @@ class Sessions:
     context: int | None = None
 
     def __post_init__(self) -> None:
-        amounts(1, MOST_TURNS, "turns", turns=self.turns)
+        amounts(1, MOST_TURNS, turns=self.turns)
         lengths(user=self.user, output=self.output)
         lengths(0, system=self.system)
         if self.slip is not None and not 0 <= self.slip.at_token < least(self.system):

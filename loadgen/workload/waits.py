@@ -32,9 +32,7 @@ class LognormalTime:
 
     def __post_init__(self) -> None:
         if not 0 < self.median <= self.p99:
-            raise ValueError(
-                f"median {self.median:g} s and p99 {self.p99:g} s must be above 0s, in this order"
-            )
+            raise ValueError(f"p99 must be at least the median {self.median:g} s, and that above 0s")
         if self.max is not None and self.max < self.median:
             raise ValueError(f"max must be at least the median {self.median:g} s, not {self.max:g} s")
 

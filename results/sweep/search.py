@@ -7,8 +7,9 @@ earlier points showed, it says what to run next.
                       pass   fail                  a second run of both ends, with another seed
 
 A point near the edge may stay undecided however long it runs. The search then narrows from both sides
-and leaves a gap: what is between is not known, and is said to be so. Two runs that disagree move their
-end outwards to the next point that holds. No answer is ever guessed.
+and leaves a gap: what is between is not known, and is said to be so. Two runs that disagree widen the
+bracket: the end moves outwards to the next value whose two runs agree, with more doublings where none was
+seen to fail yet, and it is not narrowed again. No answer is ever guessed.
 """
 
 from __future__ import annotations
@@ -117,11 +118,13 @@ def ask(space: Space, history: History) -> Ask | None:
 def _next_value(space: Space, history: History) -> float | None:
     """Of the doubling, then of the bisection."""
     first = _first_runs(history)
-    failed = [value for value, verdict in first.items() if verdict is Verdict.FAIL]
-    if not failed:
+    low, high = _end(history, Verdict.PASS), _end(history, Verdict.FAIL)
+    if high.value is None:
         rung = next((value for value in space.ladder() if value not in first), None)
         if rung is not None:
             return rung
+    if low.refuted or high.refuted:
+        return None
     for a, b in _gaps(first):
         middle = space.middle(a, b)
         if middle is not None:
@@ -212,14 +215,14 @@ def most_left(space: Space, history: History) -> int:
     if ask(space, history) is None:
         return 0
     first = _first_runs(history)
-    bisections = math.ceil(math.log2(1 / space.width))
-    if space.whole:
-        bisections = min(bisections, math.ceil(math.log2(max(2.0, space.high / 2))))
-    ends = 2 - sum(asked.repeat for asked in history)
-    if any(verdict is Verdict.FAIL for verdict in first.values()):
-        gaps = [_halvings(space, a, b) for a, b in _gaps(first)]
-        return max(0, ends) + sum(gaps)
-    return sum(value not in first for value in space.ladder()) + bisections + max(0, ends)
+    low, high = _end(history, Verdict.PASS), _end(history, Verdict.FAIL)
+    ends = (not low.confirmed) + (not high.confirmed)
+    if low.refuted or high.refuted:
+        return max(1, ends)
+    if high.value is not None:
+        return ends + sum(_halvings(space, a, b) for a, b in _gaps(first))
+    last = space.ladder()[-2:]
+    return sum(value not in first for value in space.ladder()) + _halvings(space, *last) + ends
 
 
 def _halvings(space: Space, a: float, b: float) -> int:

@@ -212,11 +212,11 @@ def test_a_changing_rate_is_exact_on_its_own_clock(law: Any, seed: int) -> None:
 
 def test_on_off_arrivals_are_poisson_while_on() -> None:
     """With the off times cut out, nothing but a Poisson process is left."""
-    due = OnOff(2.0, 3.0, rate_on=RATE).due_times(SPAN, stream(1, "on"))
+    due = OnOff(RATE, 2.0, 3.0).due_times(SPAN, stream(1, "on"))
     on = due // (5 * S) * (2 * S) + due % (5 * S)
     assert law_test(on, 0, 160 * S, RATE).passed
     assert not law_test(due, *WINDOW, RATE * 2 / 5).passed
-    drawn = OnOff(2.0, 3.0, RATE, durations="exponential").due_times(SPAN, stream(1, "on"))
+    drawn = OnOff(RATE, 2.0, 3.0, durations="exponential").due_times(SPAN, stream(1, "on"))
     dispersion = arrival_facts(drawn, *WINDOW).dispersion_1s
     assert dispersion is not None
     assert dispersion > 10

@@ -37,7 +37,7 @@ LAWS: dict[str, st.SearchStrategy[Any]] = {
     "poisson": st.builds(Poisson, rates),
     "gamma": st.builds(Gamma, rates, st.floats(0.01, 20.0)),
     "poisson_conditioned": st.builds(PoissonConditioned, rates, st.none() | st.integers(1, 500)),
-    "on_off": st.builds(OnOff, times, times, rates, rates, st.sampled_from(["fixed", "exponential"])),
+    "on_off": st.builds(OnOff, rates, times, times, rates, st.sampled_from(["fixed", "exponential"])),
     "ramp": st.builds(Ramp, rates | st.just(0.0), rates, st.none() | times)
     | st.builds(Ramp, rates, st.just(0.0)),
     "sine": st.builds(Sine, rates, st.floats(0.0, 1.0), times),
@@ -69,8 +69,8 @@ def test_every_process_keeps_its_contract(name: str, data: Any, span: float, see
         Gamma(7.0, 0.3),
         Gamma(7.0, 4.0),
         PoissonConditioned(7.0),
-        OnOff(1.5, 3.0, 20.0, 1.0),
-        OnOff(1.5, 3.0, 20.0, 1.0, "exponential"),
+        OnOff(20.0, 1.5, 3.0, 1.0),
+        OnOff(20.0, 1.5, 3.0, 1.0, "exponential"),
         Ramp(2.0, 12.0),
         Ramp(12.0, 0.0),
         Ramp(0.0, 9.0, over=4.0),
@@ -128,7 +128,7 @@ def test_a_conditioned_run_has_its_number_and_ends_on_time() -> None:
 
 def test_on_and_off_are_told_apart() -> None:
     """At rate 0 nothing arrives while it is off; fixed durations begin with a full on."""
-    due = OnOff(2.0, 3.0, rate_on=50.0).due_times(20.0, stream(1, "on"))
+    due = OnOff(50.0, 2.0, 3.0).due_times(20.0, stream(1, "on"))
     assert (due % (5 * S) < 2 * S).all()
     assert len(np.unique(due // (5 * S))) == 4
 
@@ -138,7 +138,7 @@ def test_exponential_durations_are_more_scattered_than_fixed_ones() -> None:
     spread = {
         durations: np.var(
             [
-                len(OnOff(1.0, 1.0, 20.0, 0.0, durations).due_times(20.0, stream(k, "d")))  # type: ignore[arg-type]
+                len(OnOff(20.0, 1.0, 1.0, 0.0, durations).due_times(20.0, stream(k, "d")))  # type: ignore[arg-type]
                 for k in range(500)
             ]
         )
@@ -188,8 +188,8 @@ INF, NAN = math.inf, math.nan
         lambda bad: Gamma(bad, 1.0),
         lambda bad: Gamma(1.0, bad),
         lambda bad: PoissonConditioned(bad),
-        lambda bad: OnOff(1.0, 1.0, bad),
         lambda bad: OnOff(bad, 1.0, 1.0),
+        lambda bad: OnOff(1.0, 1.0, bad),
         lambda bad: OnOff(1.0, bad, 1.0),
         lambda bad: Ramp(bad, bad),
         lambda bad: Ramp(1.0, 2.0, over=bad),
@@ -234,8 +234,8 @@ def test_what_may_be_zero_may_still_not_be_anything(make: Callable[[Any], Arriva
         Constant(1e9),
         Gamma(1e9, 1.0),
         PoissonConditioned(1.0, n=10**10),
-        OnOff(1e-9, 1e-9, 1.0),
-        OnOff(1e-9, 1e-9, 1.0, durations="exponential"),
+        OnOff(1.0, 1e-9, 1e-9),
+        OnOff(1.0, 1e-9, 1e-9, durations="exponential"),
         Ramp(0.0, 1e9),
         Sine(1e9, 0.1, 1.0),
         Steps((Step(1e9, 60.0),)),

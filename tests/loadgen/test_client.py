@@ -15,12 +15,12 @@ import uvloop
 from loadgen.alarm import live_alarm
 from loadgen.client import Address, Client
 from loadgen.clock import monotonic
+from loadgen.desk import InlineDesk
 from loadgen.driver import Driver
-from loadgen.feeder import ThreadFeeder
-from loadgen.flight import Timeouts
 from loadgen.observe import fetch
 from loadgen.plan import Part, Phases, Plan, PlannedCancel, Shot
 from loadgen.render import Renderer
+from loadgen.rules import Rules, Timeouts
 from loadgen.targets import OpenAIChat
 from loadgen.text import Prompter, TextMaker
 from loadgen.transport import HttpRequest
@@ -100,16 +100,15 @@ async def fire(url: str, *shots: Shot, timeouts: Timeouts = SHORT, warm: int = 0
     client = Client(Address.of(url), monotonic)
     await client.warm(warm)
     records: list[Record] = []
-    driver = Driver(
-        Plan(shots, Phases(window=1.0, drain=3.0), 1),
-        Renderer(Prompter(TextMaker()), OpenAIChat("m")),
-        client,
-        monotonic,
-        monotonic() + 20_000_000,
+    plan, dialect = Plan(shots, Phases(window=1.0, drain=3.0), 1), OpenAIChat("m")
+    desk = InlineDesk(
+        plan.shots,
+        plan.phases,
+        Renderer(Prompter(TextMaker()), dialect),
         lambda exchange, _: records.append(exchange.record),
-        timeouts=timeouts,
-        feeder=ThreadFeeder(),
     )
+    t0 = monotonic() + 20_000_000
+    driver = Driver(plan.shots, plan.phases, desk, dialect, client, monotonic, t0, Rules(timeouts))
     await driver.run(live_alarm)
     await client.close()
     return sorted(records, key=lambda r: r.id)

@@ -48,8 +48,11 @@ def chunk(text: str, key: str = "content", **more: Any) -> dict[str, Any]:
 
 
 TEXTS = st.sampled_from(
-    [" the", "a", "", "\n", '"', "\\", "\\n", "é", "\U0001f600", "\u2028", "\x7f", "[DONE]", "data: x\n\n"]
-    + ["content", "c1", "<~probe~>", '","finish_reason":"stop', "error", "\ud83d", "\x00", "null", "{}", " "]
+    [
+        *(" the", "a", "", "\n", '"', "\\", "\\n", "é", "\U0001f600", "\u2028", "\x7f", "[DONE]"),
+        *("data: x\n\n", "content", "c1", "<~probe~>", '","finish_reason":"stop', "error", "\ud83d"),
+        *("\x00", "null", "{}", " "),
+    ]
 )
 PAYLOADS = st.one_of(
     st.builds(chunk, TEXTS, st.sampled_from(["content", "reasoning_content", "reasoning", "refusal"])),
@@ -59,7 +62,9 @@ PAYLOADS = st.one_of(
         TEXTS,
         st.sampled_from([0, 0, 0, 1, 2, None, "1"]),
     ),
-    st.builds(lambda text, ids: {"choices": [{"text": text, "token_ids": ids}]}, TEXTS, st.sampled_from([[7], []])),
+    st.builds(
+        lambda text, ids: {"choices": [{"text": text, "token_ids": ids}]}, TEXTS, st.sampled_from([[7], []])
+    ),
     st.builds(lambda text, said: {"choices": [{"text": text}], "id": said}, TEXTS, TEXTS),
     st.builds(lambda text, n: chunk(text, usage={"completion_tokens": n}), TEXTS, st.integers(0, 9)),
     st.sampled_from(
@@ -79,9 +84,13 @@ BITS = st.one_of(
         PAYLOADS,
         st.sampled_from(["\n", "\n", "\n", "\r\n", "\r"]),
         st.booleans(),
-        st.sampled_from(["", "", "", "event: message\n", "event: ping\n", "id: 7\n", ": c\n", "event: error\n"]),
+        st.sampled_from(
+            ["", "", "", "event: message\n", "event: ping\n", "id: 7\n", ": c\n", "event: error\n"]
+        ),
     ),
-    st.sampled_from([b": keep-alive\n\n", b"\n", b"data: [DONE]\n\n", b"data: {\n\n", b'data: {"a"\ndata: :1}\n\n']),
+    st.sampled_from(
+        [b": keep-alive\n\n", b"\n", b"data: [DONE]\n\n", b"data: {\n\n", b'data: {"a"\ndata: :1}\n\n']
+    ),
     st.binary(max_size=3),
 )
 

@@ -73,14 +73,33 @@ def test_a_meter_gives_every_signal_of_a_real_machine() -> None:
     asyncio.run(main())
 
 
+ONE = {"loop_lag_p99_ns": 5, "cpu_ratio": 0.9, "lost": 1, "littles": {"integral": 2.0, "sum": 2.0}}
+TWO = {"loop_lag_p99_ns": 9, "cpu_ratio": None, "lost": 2, "littles": {"integral": 1.0, "sum": 1.5}}
+
+
 def test_signals_of_several_processes_become_the_worst_of_them() -> None:
-    """What is counted is summed; what nobody measured stays None."""
-    one = {"loop_lag_p99_ns": 5, "cpu_ratio": 0.2, "lost": 1, "littles": {"integral": 2.0, "sum": 2.0}}
-    two = {"loop_lag_p99_ns": 9, "cpu_ratio": None, "lost": 2, "littles": {"integral": 1.0, "sum": 1.5}}
-    found = merged([one, two])
-    assert (found["loop_lag_p99_ns"], found["cpu_ratio"], found["lost"]) == (9, 0.2, 3)
+    """What is counted is summed, each worst value says whose it is; what nobody measured stays None."""
+    found = merged([ONE, TWO])
+    assert (found["loop_lag_p99_ns"], found["cpu_ratio"], found["lost"]) == (9, 0.9, 3)
+    assert found["worst"] == {"loop_lag_p99_ns": 1, "cpu_ratio": 0}
     assert found["littles"] == {"integral": 3.0, "sum": 3.5}
     assert found["steal_ratio"] is None
+    assert [one["process"] for one in found["processes"]] == [0, 1]
+
+
+def test_merging_once_more_changes_nothing() -> None:
+    """Who merges what was merged before, for example of one process alone, gets the same."""
+    for rows in ([ONE, TWO], [ONE]):
+        assert merged([merged(rows)]) == merged(rows)
+    assert merged([ONE])["worst"] == {}
+
+
+def test_a_process_that_died_hides_no_sums() -> None:
+    """The others' worst values stand; sums that lack its share are not known, and it is named."""
+    found = merged([ONE, {"process": 7, "reason": "it died (exit code -9)"}])
+    assert (found["loop_lag_p99_ns"], found["lost"], found["littles"]) == (5, None, None)
+    assert found["processes"][1] == {"process": 7, "reason": "it died (exit code -9)"}
+    assert merged([])["processes"] == []
 
 
 def test_steal_comes_from_the_first_line_of_proc_stat(tmp_path: Path) -> None:

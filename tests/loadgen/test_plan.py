@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections import Counter
+from dataclasses import fields, replace
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
 from loadgen.accounts import unaccounted
 from loadgen.arrivals import Constant, Poisson
-from loadgen.demand import demand
-from loadgen.plan import Load, Phases, Plan, PlannedCancel
+from loadgen.plan import Load, Opening, Part, Phases, Plan, PlannedCancel, Shot, Turn
 from loadgen.plan_io import read_plan, write_plan
+from loadgen.streams import stream
+from loadgen.tenants import zipf
 from loadgen.workload import WORKLOADS, Fixed, Sessions, SharedPrefix, Slip
 
 PHASES = Phases(window=20.0, warmup=5.0, cooldown=1.0, drain=7.0)
@@ -29,8 +34,61 @@ def test_the_same_seed_makes_the_same_plan() -> None:
     """Equal seeds give equal digests, another seed or a changed shot another one."""
     one = plan()
     assert one.digest == plan().digest != plan(8).digest
-    cancelled = replace(one.shots[3], cancel=PlannedCancel("decode", 2))
-    assert one.with_shots((*one.shots[:3], cancelled, *one.shots[4:])).digest != one.digest
+    assert replace(one, phases=replace(PHASES, drain=8.0)).digest != one.digest
+    assert one.with_shots(one.shots[:-1]).digest != one.digest
+
+
+CHANGES: dict[str, Any] = {
+    "id": 99,
+    "class_": "other",
+    "phase": "cooldown",
+    "session": 99,
+    "turn": 9,
+    "prompt": (Part("user", 40, "else"),),
+    "n_in_asked": 41,
+    "n_out_asked": 9,
+    "due_ns": 5,
+    "after_ns": 5,
+    "parent": 1,
+    "branch": 1,
+    "tenant": "other",
+    "rank": 9,
+    "cancel": PlannedCancel("decode", 2),
+    "duplicate_of": 1,
+    "idempotency_key": "k",
+    "fault": "f",
+    "adapter": "lora",
+    "fresh": True,
+}
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(Shot)])
+def test_the_digest_covers_every_field_but_the_slice(name: str) -> None:
+    """Whatever decides what is sent when changes the digest; how many processes share it does not."""
+    one = plan()
+    changed = replace(one.shots[3], **{name: CHANGES.get(name, 7)})
+    edited = one.with_shots((*one.shots[:3], changed, *one.shots[4:]))
+    assert (edited.digest == one.digest) == (name == "slice")
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(Part)])
+def test_the_digest_covers_every_field_of_a_prompt(name: str) -> None:
+    """Two prompts that differ in anything are two plans."""
+    other = {
+        "role": "tool",
+        "tokens": 9,
+        "text_key": "else",
+        "answer_of": 3,
+        "stamp": 0.0,
+        "stamp_at": 1,
+        "blocks": ((1, 2),),
+        "block_tokens": 16,
+        "call": True,
+    }
+    one = plan()
+    part = replace(one.shots[3].prompt[0], **{name: other[name]})
+    changed = replace(one.shots[3], prompt=(part, *one.shots[3].prompt[1:]))
+    assert one.with_shots((*one.shots[:3], changed, *one.shots[4:])).digest != one.digest
 
 
 def test_one_load_does_not_shift_the_draws_of_another() -> None:
@@ -69,6 +127,16 @@ def test_slices_share_the_plan_and_keep_sessions_whole() -> None:
     assert sorted(s.id for k in range(2) for s in two.of_slice(k)) == list(range(len(two.shots)))
     assert all(len({s.slice for s in two.shots if s.session == session}) == 1 for session in range(20))
     assert [replace(s, slice=0) for s in two.shots] == list(plan().shots)
+    assert two.digest == plan().digest
+
+
+def test_every_load_is_dealt_out_evenly() -> None:
+    """Two loads whose requests are due at the same times do not end up on one process each."""
+    loads = [Load(name, Constant(4.0), Fixed(8, 2)) for name in ("short", "long")]
+    shots = Plan.make(loads, Phases(window=4.0), 1, slices=2).shots
+    assert Counter((s.class_, s.slice) for s in shots) == dict.fromkeys(
+        [("short", 0), ("short", 1), ("long", 0), ("long", 1)], 8
+    )
 
 
 def test_a_plan_survives_its_file(tmp_path: Path) -> None:
@@ -108,6 +176,119 @@ def test_sessions_share_their_system_prompt_unless_each_has_its_own() -> None:
     assert len(systems(False)) == 26
 
 
+class Scripted:
+    """The same turns for every session."""
+
+    def __init__(self, *turns: Turn) -> None:
+        self.turns = turns
+
+    def session(self, opening: Opening) -> tuple[Turn, ...]:
+        return self.turns
+
+
+def turn(parent: int | None = None, **changes: Any) -> Turn:
+    return Turn((Part("user", 4, "u"),), 2, 7, parent, **changes)
+
+
+def test_a_sub_agent_is_a_session_of_its_own_on_the_same_process() -> None:
+    """Data rule f: its number follows that of the session it belongs to, its first turn waits for a turn of
+    that one, and the session may wait for it."""
+    agents = Scripted(turn(), turn(lineage=1), turn(lineage=1), turn(2), turn(0, lineage=2, adapter="lora"))
+    shots = Plan.make([Load("c", Constant(2.0), agents)], Phases(window=1.0), 1, slices=2).shots
+    assert [(s.session, s.turn, s.parent, s.slice) for s in shots] == [
+        (0, 0, None, 0),
+        (1, 0, 0, 0),
+        (1, 1, 1, 0),
+        (0, 1, 2, 0),
+        (2, 0, 0, 0),
+        (3, 0, None, 1),
+        (4, 0, 5, 1),
+        (4, 1, 6, 1),
+        (3, 1, 7, 1),
+        (5, 0, 5, 1),
+    ]
+    assert [s.adapter for s in shots[:5]] == [None] * 4 + ["lora"]
+
+
+def test_branches_go_on_from_where_they_fork() -> None:
+    """Without a parent a turn follows the last one of its own branch; a new branch follows the turn before
+    it. The turn says how far along its path it is."""
+    forked = Scripted(turn(), turn(), turn(0, branch=1), turn(), turn(branch=1), turn(branch=2))
+    shots = Plan.make([Load("c", Constant(1.0), forked)], Phases(window=1.0), 1).shots
+    assert [(s.branch, s.turn, s.parent) for s in shots] == [
+        (0, 0, None),
+        (0, 1, 0),
+        (1, 1, 0),
+        (0, 2, 1),
+        (1, 2, 2),
+        (2, 3, 4),
+    ]
+
+
+@pytest.mark.parametrize("turns", [(turn(), turn(1)), (turn(), turn(5)), (turn(), turn(-1)), ()])
+def test_a_workload_that_makes_no_chain_is_refused(turns: tuple[Turn, ...]) -> None:
+    """A turn that waits for itself or a later one would never be sent."""
+    with pytest.raises(ValueError, match="turn"):
+        Plan.make([Load("c", Constant(1.0), Scripted(*turns))], Phases(window=1.0), 1)
+
+
+def test_tenants_are_drawn_by_their_shares() -> None:
+    """Whole sessions belong to one; the draw changes no due time and no text; more sessions do not change
+    whose the first ones are."""
+
+    def made(window: float, tenants: dict[str, float] | None) -> Plan:
+        load = Load("c", Poisson(40.0), Sessions(2, 20, 5, 3), tenants=tenants)
+        return Plan.make([load], Phases(window=window), 1)
+
+    one, plain = made(50.0, {"a": 0.7, "b": 0.3}), made(50.0, None)
+    assert [replace(s, tenant="default") for s in one.shots] == list(plain.shots)
+    sessions = {s.session: s.tenant for s in one.shots}
+    assert all(s.tenant == sessions[s.session] for s in one.shots)
+    assert Counter(sessions.values())["a"] / len(sessions) == pytest.approx(0.7, abs=0.04)
+    shorter = made(25.0, {"a": 0.7, "b": 0.3}).shots
+    assert [s.tenant for s in shorter] == [s.tenant for s in one.shots[: len(shorter)]]
+
+
+def test_zipf_gives_a_long_tail_of_tenants() -> None:
+    """The share of tenant k falls with a power of k; exponent 0 makes all alike."""
+    shares = zipf(4)
+    assert list(shares) == ["t1", "t2", "t3", "t4"]
+    assert shares["t1"] == pytest.approx(4 * shares["t4"])
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert set(zipf(5, 0.0).values()) == {0.2}
+    Load("c", Constant(1.0), Fixed(1, 1), tenants=zipf(1000, 1.3))
+
+
+@pytest.mark.parametrize(
+    ("shares", "message"),
+    [
+        ({}, "empty"),
+        ({"a": 0.5, "b": 0.4}, "sum to 100%, not 90"),
+        ({"a": 1.0, "b": 0.0}, "'b' must be above 0%"),
+        ({"a": math.nan}, "'a' must be above 0%"),
+    ],
+)
+def test_shares_that_do_not_add_up_are_refused(shares: dict[str, float], message: str) -> None:
+    """A tenant without a share, or a rest that belongs to nobody, is a mistake."""
+    with pytest.raises(ValueError, match=message):
+        Load("c", Constant(1.0), Fixed(1, 1), tenants=shares)
+
+
+@pytest.mark.parametrize("bad", [(0, 1.0), (1, -1.0), (10**9, 1.0), (3, math.nan)])
+def test_a_zipf_law_without_tenants_is_refused(bad: tuple[int, float]) -> None:
+    """So are an exponent below 0 and more tenants than a plan could hold."""
+    with pytest.raises(ValueError, match=r"must be"):
+        zipf(*bad)
+
+
+def test_a_session_that_draws_nothing_seeds_no_stream() -> None:
+    """Its stream is made when first asked for, and stays the same."""
+    opening = Opening(0, 0, 0, "k", cache(partial(stream, 1, "session", 0, 0)))
+    first = opening.rng.random()
+    assert opening.rng.random() != first
+    assert Opening(0, 0, 0, "k", stream(1, "session", 0, 0)).rng.random() == first
+
+
 def test_a_slip_stamps_the_system_prompt_from_its_moment_on() -> None:
     """By turn or by time; each stamped turn shows another second."""
     by_turn = Load("c", Constant(1.0), Sessions(4, 20, 5, 3, 0.1, slip=Slip(at_token=12, turn=2)))
@@ -129,20 +310,6 @@ def test_a_slip_without_a_moment_or_outside_the_prompt_is_refused() -> None:
         Slip(at_token=3)
     with pytest.raises(ValueError, match=r"slip\.at_token"):
         Sessions(2, 10, 5, 3, slip=Slip(at_token=10, turn=1))
-
-
-def test_demand_counts_what_a_perfect_cache_would_save() -> None:
-    """C44: prefill, uncached, decode tokens per second, by class, from the plan alone."""
-    load = Load("c", Constant(1.0), Sessions(2, 100, 10, 20, 1.0))
-    phases = Phases(window=10.0)
-    found = demand(Plan.make([load], phases, 1), alone=lambda s: 0.5)["c"]
-    assert found.requests_s == 2.0
-    assert found.prefill_tokens_s == 110 + 140
-    # First turns after the very first hit the shared system prompt, second turns all but their own question.
-    assert found.uncached_tokens_s == (110 + 9 * 10 + 10 * 10) / 10
-    assert found.decode_tokens_s == 40
-    assert found.kv_tokens_mean == 0.5 * (110 + 10) + 0.5 * (140 + 10)
-    assert demand(Plan.make([load], phases, 1))["c"].kv_tokens_mean is None
 
 
 def test_shots_that_a_dead_process_left_behind_are_unknown() -> None:

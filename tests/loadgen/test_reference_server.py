@@ -26,7 +26,7 @@ from loadgen.reference.group import ReferenceServer, ServerFailed
 from loadgen.reference.job import ServerJob
 from loadgen.reference.log import Entry, LogFile, LogTail, read_log
 from loadgen.reference.script import Failure, FailureKind, Framing, Script
-from loadgen.reference.server import Server, new_listener
+from loadgen.reference.server import Counts, Server, new_listener
 
 MS = 1_000_000
 QUICK = Script(ttft=0.02, itl=0.005)
@@ -39,6 +39,7 @@ class Running:
     """A server in a thread of the test, and what its log says once it is over."""
 
     port: int
+    counts: Counts
     entries: list[Entry] = field(default_factory=list)
 
 
@@ -47,7 +48,7 @@ def serving(script: Script, folder: Path) -> Iterator[Running]:
     listener = new_listener("127.0.0.1", 0, shared=False)
     log = folder / "reference-0.log"
     server = Server(script, listener, LogFile(log))
-    running = Running(listener.getsockname()[1])
+    running = Running(listener.getsockname()[1], server.counts)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -74,27 +75,32 @@ class Answered:
     """When the reads came that brought each token, ns."""
 
 
+_TOKEN = b'"content":" '
+
+
 def answered(sock: socket.socket) -> Answered:
     """Read one answer to its end; a token is a ``content`` with text."""
     sock.settimeout(10)
-    parser, got = ResponseParser(), Answered()
-    while True:
+    parser, got, parts, tail = ResponseParser(), Answered(), [], b""
+    while not got.ended:
         try:
             data = sock.recv(65_536)
         except ConnectionResetError:
             got.ended = "reset"
-            return got
+            break
         t = monotonic()
         if not data:
             got.ended = "complete" if parser.eof() else "eof"
-            return got
+            break
         piece = parser.feed(data)
         got.status = piece.head.status if piece.head else got.status
-        got.tokens += [t] * ((got.body + piece.body).count(b'"content":" ') - got.body.count(b'"content":" '))
-        got.body += piece.body
-        if piece.complete:
-            got.ended = "complete"
-            return got
+        seen = tail + piece.body
+        got.tokens += [t] * seen.count(_TOKEN)
+        tail = seen[-len(_TOKEN) + 1 :]
+        parts.append(piece.body)
+        got.ended = "complete" if piece.complete else ""
+    got.body = b"".join(parts)
+    return got
 
 
 def ask(port: int, data: bytes) -> Answered:
@@ -201,7 +207,9 @@ def test_a_client_that_does_not_read_loses_nothing_and_is_told_apart(tmp_path: P
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.connect(("127.0.0.1", server.port))
         sock.sendall(request(50_000))
-        select.select([], [], [], 0.3)
+        until = time.monotonic() + 20
+        while not server.counts.blocked and time.monotonic() < until:
+            select.select([], [], [], 0.01)
         got = answered(sock)
     (entry,) = server.entries
     assert got.ended == "complete"

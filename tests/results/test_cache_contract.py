@@ -55,14 +55,14 @@ def runs(prompts: list[Sent]) -> list[list[Sent]]:
 
 
 def plan_of(prompts: list[Sent], block: int) -> pd.DataFrame:
-    """A prompt is unlike all others of the plan, but for the measured one that the warm-up sends too."""
+    """As planned, a prompt is unlike all others, but for the measured one that the warm-up sends too."""
+    keys = [f"{s.cell if s.cell[0] == 'p' else ''}{s.blocks}" for s in prompts]
     refs = [
-        json.dumps({"role": "user", "tokens": len(s.blocks) * block, "text_key": f"{s.cell[0]}{s.blocks}"})
-        for s in prompts
+        [json.dumps({"role": "user", "tokens": len(s.blocks) * block, "text_key": key})]
+        for s, key in zip(prompts, keys, strict=True)
     ]
     phases = ["warmup" if s.cell == "warmup" else "window" for s in prompts]
-    keyed = [ref.replace('"p', f'"{s.cell}') for ref, s in zip(refs, prompts, strict=True)]
-    return pd.DataFrame({"id": range(len(prompts)), "phase": phases, "body_ref": [[ref] for ref in keyed]})
+    return pd.DataFrame({"id": range(len(prompts)), "phase": phases, "body_ref": refs})
 
 
 @pytest.mark.parametrize("case", VARIANTS, ids=lambda case: case["id"])
@@ -114,14 +114,13 @@ def test_prompts_that_share_nothing_may_read_nothing() -> None:
 
 
 def test_groups_share_their_prefix_and_sessions_their_history() -> None:
-    """Of the prompt of a later turn all but its own question is there already, the live answer too."""
+    """A group's prefix is all that its prompts share. Of a session the next turn brings all that this one
+    has, so that only the last question is its turn's own."""
     plan, found = planned(SharedPrefix(2, 64, 16, 4))
     assert set(found.values()) == {64}
     plan, found = planned(Sessions(3, 40, 10, 8, 0.1))
     for shot in plan.shots:
-        assert found[shot.id] == shot.n_in_asked - (10 if shot.turn == 2 else 0) - (
-            0 if shot.turn == 2 else 0
-        )
+        assert found[shot.id] == shot.n_in_asked - (10 if shot.turn == 2 else 0)
 
 
 def test_phases_are_looked_at_apart() -> None:

@@ -88,7 +88,7 @@ def test_refuse(text: str, message: str) -> None:
 def _texts() -> st.SearchStrategy[str]:
     latency = st.sampled_from([n for n, m in METRICS.items() if m.samples is not None])
     stat = st.sampled_from(["p50", "p99.9", "mean", "min", "max"])
-    timed = st.tuples(latency, stat).map(lambda t: (f"{t[0]}.{t[1]}", "ms"))
+    timed = st.tuples(latency, stat).map(lambda t: (f"{t[0]}.{t[1]}", METRICS[t[0]].unit))
     outcome = st.sampled_from(OUTCOMES).map(lambda o: (f"{o}.count", ""))
     counter = st.sampled_from([(g, c) for g, names in COUNTERS.items() for c in names])
     counted = counter.map(lambda t: (".".join(t), {Kind.LATENCY: "s"}.get(COUNTERS[t[0]][t[1]], "")))

@@ -78,9 +78,12 @@ def test_unknown_counts_are_not_guessed(record: Make) -> None:
 
 
 def test_hidden_reasoning_is_not_divided_by(record: Make) -> None:
-    """Reasoning that came in no event leaves tpot to the visible tokens."""
-    one = record(0, ttft_ms=100, gaps_ms=[20.0, 20.0], n_out=103, n_reasoning=100)
-    np.testing.assert_allclose(tpot(frame([one])), [0.02])
+    """Reasoning that came in no event leaves tpot to the visible tokens; what came later, between visible
+    ones, has its time in the span and its tokens in the count."""
+    known = {"ttft_ms": 100, "gaps_ms": [20.0, 20.0]}
+    hidden = record(0, **known, n_out=103, n_reasoning=100, warnings=["hidden_reasoning"])
+    shown = record(1, **known, n_out=3, n_reasoning=1)
+    np.testing.assert_allclose(tpot(frame([hidden, shown])), [0.02, 0.02])
 
 
 @pytest.mark.parametrize(

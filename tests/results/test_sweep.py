@@ -148,7 +148,7 @@ def test_a_gap_that_no_run_decides_is_narrowed_from_both_sides(
 
 
 def test_two_runs_that_disagree_widen_the_bracket() -> None:
-    """6 passes once and fails the second time: the end goes down to 5, and 6 is named."""
+    """6 passes once and fails the second time: the end goes down to 4, the next that passed, and 6 is named."""
 
     def target(asked: Ask) -> Verdict:
         if asked == Ask(6, 1):
@@ -162,15 +162,18 @@ def test_two_runs_that_disagree_widen_the_bracket() -> None:
 
 
 def test_a_fail_that_its_second_run_does_not_see_is_no_end() -> None:
-    """The next fail above stands in, and where there is none, nothing above was seen to fail."""
-    by_first = dict.fromkeys([6.5], Verdict.PASS)
-    result, _ = searched(
-        Space(1, 64), lambda a: by_first.get(a.value, Verdict.FAIL) if a.repeat else threshold(6)(a)
-    )
-    assert (result.passes, result.fails) == (None, 7)
-    result, _ = searched(Space(1, 8), lambda a: Verdict.PASS if a.repeat else threshold(6)(a))
+    """The next fail above stands in; without one, the doubling goes on; at its end, nothing was seen to
+    fail."""
+
+    def but(refuted: set[float]) -> Target:
+        return lambda a: Verdict.PASS if a.repeat and a.value in refuted else threshold(6)(a)
+
+    result, _ = searched(Space(1, 64), but({6.5}))
+    assert (result.passes, result.fails, result.disagreed) == (6, 7, (6.5,))
+    result, _ = searched(Space(1, 64), but({6.5, 7, 8}))
+    assert (result.passes, result.fails, result.disagreed) == (6, 16, (6.5, 7, 8))
+    result, _ = searched(Space(1, 8), but({6.5, 7, 8}))
     assert (result.kind, result.passes, result.fails) == (Kind.AT_LEAST, 6, None)
-    assert result.disagreed == (6.5, 7, 8)
 
 
 @given(spaces, st.floats(0, 1))

@@ -14,6 +14,7 @@ from faults.conductor import edit
 from faults.when import InDecode, InPrefill
 from loadgen.plan import Plan
 from loadgen.targets import TARGETS, OpenAICompletions
+from loadgen.tracefiles import Trace
 from scenarios.forms import TABLES, keys, unit_of
 from scenarios.load import json_schema, load, parse, resolved, shipped, tables
 from scenarios.parts import deadlines, engine_config, goals, loads, target_job, whole
@@ -21,6 +22,8 @@ from scenarios.schema import Engine, EngineTarget, UrlTarget
 
 SHIPPED = [(name, virtual) for name in shipped() for virtual in (False, True)]
 ENTRIES = [(protocol, name, cls) for protocol, table in TABLES.items() for name, cls in table.items()]
+WITHOUT_FILES = [entry for entry in ENTRIES if entry[0] is not Trace]
+"""Traces need a file: test_traces.py."""
 EXAMPLES = {"time": "5s", "rate": "3/s", "share": "10%", "size": "4GB"}
 
 
@@ -144,7 +147,7 @@ def test_a_url_has_no_engine_to_configure(good: str) -> None:
     assert not isinstance(scenario.target, EngineTarget)
 
 
-@pytest.mark.parametrize(("protocol", "name", "cls"), ENTRIES)
+@pytest.mark.parametrize(("protocol", "name", "cls"), WITHOUT_FILES)
 def test_every_table_entry_is_documented_and_listed(protocol: type, name: str, cls: type) -> None:
     """bench list shows each entry with a help text and its fields with their notation."""
     table = {"Arrival": "arrivals", "Workload": "workloads", "Fault": "faults"}[protocol.__name__]
@@ -154,7 +157,7 @@ def test_every_table_entry_is_documented_and_listed(protocol: type, name: str, c
     assert all(listed[name]["fields"].values())
 
 
-@pytest.mark.parametrize(("protocol", "name", "cls"), ENTRIES)
+@pytest.mark.parametrize(("protocol", "name", "cls"), WITHOUT_FILES)
 def test_every_table_entry_can_be_written_in_yaml(good: str, protocol: type, name: str, cls: type) -> None:
     """Required keys alone, with usual values, build each entry, and it reads back equal."""
     block = {"type": name} | {key: _example(key, hint) for key, f, hint in keys(cls) if _required(f)}
