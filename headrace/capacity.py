@@ -7,12 +7,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-Limit = Literal["client", "server", "fds", "ports", "failed"]
+Limit = Literal["client", "server", "machine", "fds", "ports"]
+"""``machine``: neither of the two was busy, so something else held them up."""
 
 SERVER_BUSY = 0.95
 """Share of its core at which the reference server is taken to be at its limit."""
 CLIENT_BUSY = 0.9
 """The same for a load process; it is no limit by itself, but says why others were reached."""
+IDLE = 0.8
+"""Below this a process that was late was not late by its own work."""
+OTHERS = 0.25
+"""Cores that other processes may use without being named."""
 STEAL = 0.05
 _HARD = 5.0
 """A miss by more than this factor is no noise."""
@@ -49,6 +54,8 @@ class Step:
     """Of the busiest process of the reference server."""
     us_per_event: float | None = None
     """CPU of the load processes in the window, µs per token event."""
+    others_cpu: float | None = None
+    """Cores that all other processes used together."""
     steal: float | None = None
     stamp: str | None = None
     prevented: Limit | None = None
@@ -80,8 +87,15 @@ def judge(step: Step, bound: float) -> Judged:
     client = _client_misses(step, bound)
     if not server and not client:
         return Judged(True)
-    reasons = (*server, *client, *_circumstances(step))
-    return Judged(False, "server" if server else "client", reasons, _hard(step, bound))
+    limit: Limit = "machine" if _held_up(step) else "server" if server else "client"
+    hard = limit != "machine" and _hard(step, bound)
+    return Judged(False, limit, (*server, *client, *_circumstances(step)), hard)
+
+
+def _held_up(step: Step) -> bool:
+    """Late without being busy."""
+    used = [share for share in (step.client_cpu, step.server_cpu) if share is not None]
+    return bool(used) and max(used) < IDLE
 
 
 def _hard(step: Step, bound: float) -> bool:
@@ -119,6 +133,8 @@ def _circumstances(step: Step) -> list[str]:
     found = []
     if step.client_cpu is not None and step.client_cpu >= CLIENT_BUSY:
         found.append(f"a load process used {step.client_cpu:.0%} of its core")
+    if step.others_cpu is not None and step.others_cpu > OTHERS:
+        found.append(f"other processes used {step.others_cpu:.1f} cores meanwhile")
     if step.steal is not None and step.steal > STEAL:
         found.append(f"{step.steal:.0%} of the machine's CPU time was stolen by its host")
     return found

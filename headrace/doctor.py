@@ -168,9 +168,9 @@ def verdict(diagnosis: Diagnosis) -> str:
 _WHO: Mapping[Limit, str] = {
     "client": "The load generator was at its limit",
     "server": "The reference server was at its limit first, and the load generator's own is not known",
+    "machine": "Something else held both up, for neither was busy",
     "fds": "File descriptors would run out",
     "ports": "Local ports would run out",
-    "failed": "The load generator failed",
 }
 
 
@@ -188,6 +188,8 @@ def remedies(diagnosis: Diagnosis) -> tuple[str, ...]:
         advice.append("give the reference server more cores: bench doctor --server-processes 2")
     if found.limit == "client":
         advice.append("use more load processes: bench doctor --processes 2, and the same in a run")
+    if found.limit == "machine":
+        advice.append("end what else runs on this machine, and on its host, and look again")
     if found.limit in ("client", "server") and cores < 3:
         advice.append(f"only {cores} core(s) may be used here, and the target takes one: use more cores")
     if found.limit == "fds":
@@ -197,7 +199,7 @@ def remedies(diagnosis: Diagnosis) -> tuple[str, ...]:
     if found.limit == "ports":
         advice.append("widen net.ipv4.ip_local_port_range")
     if cores and facts.load_average[0] > cores / 2:
-        advice.append(f"the load average was {facts.load_average[0]:.1f} before it began: end what else runs")
+        advice.append(f"the load average was {facts.load_average[0]:.1f} before it began, on {cores} core(s)")
     if diagnosis.steal is not None and diagnosis.steal > 0.05:
         advice.append(
             f"{diagnosis.steal:.0%} of the CPU time went to others on the host: use a machine alone"

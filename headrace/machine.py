@@ -124,6 +124,15 @@ def cpu_seconds(pid: int) -> float | None:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def busy_seconds() -> float | None:
+    """CPU time of all processes together since the machine started, and of the kernel for them."""
+    words = (_text(Path("/proc/stat")) or "").split("\n", 1)[0].split()
+    if len(words) < 9:
+        return None
+    user, nice, system, _, _, irq, softirq = (int(word) for word in words[1:8])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
 def children_of(pid: int) -> list[int]:
     """Processes that ``pid`` started and that still run."""
     text = _text(Path(f"/proc/{pid}/task/{pid}/children"))

@@ -8,12 +8,13 @@ import os
 import secrets
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from headrace.capacity import Limit, Step
-from headrace.machine import Machine, children_of, cpu_seconds, resident_peak, shares
+from headrace.machine import Machine, busy_seconds, children_of, cpu_seconds, resident_peak, shares
 from headrace.probed import DRAIN_S, Order, measured, records_of
 from headrace.processes import Child
 from loadgen.certify import Certificate
@@ -24,8 +25,6 @@ from loadgen.plan_io import write_plan
 from loadgen.reference.group import ReferenceServer
 from loadgen.reference.log import LogTail
 
-LEAD_NS = 2_000_000_000
-"""From the word to start until time zero: bodies are made that long ahead."""
 _LOG_NS = 250_000_000
 """Within this the server's log has what ended."""
 _READY_S = 60.0
@@ -71,24 +70,22 @@ async def probe(order: Order, server: ReferenceServer, tail: LogTail | None, fol
     plan = order.plan()
     write_plan(plan, folder / "plan.parquet")
     tag = secrets.token_hex(4)
-    children = [await _start(order, k, server.url, tag, folder) for k in range(order.processes)]
+    children: list[Child] = []
     try:
+        for slice in range(order.processes):
+            children.append(await _start(order, slice, server.url, tag, folder))
         for child in children:
             await _ready(child, folder)
-        t0 = monotonic() + LEAD_NS
-        for child in children:
-            child.tell({"start": t0})
-        watch = asyncio.create_task(_watch(order, children, server, t0))
-        ends = await asyncio.gather(*(_finished(child, folder) for child in children))
-        used = await watch
-        peak = max(
-            (size for child in children if (size := resident_peak(child.pid)) is not None), default=None
-        )
-        for child in children:
-            await child.ended(DRAIN_S)
-    finally:
+            _place_clerk(child, order.clerk_cpus)
+        t0 = monotonic() + round(order.lead * 1e9)
+        used, ends, peak = await _load(order, children, server, folder, t0)
+    except BaseException:
         for child in children:
             await child.end(2.0)
+        raise
+    finally:
+        for child in children:
+            await _closed(child)
     await sleep_until(monotonic() + _LOG_NS, monotonic)
     entries = [entry for entry in tail.new() if entry.request_id.startswith(tag)] if tail else []
     records = records_of(order, folder)
@@ -99,8 +96,29 @@ async def probe(order: Order, server: ReferenceServer, tail: LogTail | None, fol
         client_cpu=used["client_cpu"],
         clerk_cpu=used["clerk_cpu"],
         server_cpu=used["server_cpu"],
+        others_cpu=used.get("others_cpu"),
     )
     return Probed(step, certificate, merged(signals), peak)
+
+
+async def _load(
+    order: Order, children: Sequence[Child], server: ReferenceServer, folder: Path, t0: int
+) -> tuple[dict[str, float | None], list[dict[str, Any]], int | None]:
+    """The load itself: CPU that was used, what each process said at its end, the largest peak of memory."""
+    for child in children:
+        child.tell({"start": t0})
+    watch = asyncio.create_task(_watch(order, children, server, t0))
+    limit = order.lead + order.phases.load_ns / 1e9 + 2 * DRAIN_S + _READY_S
+    try:
+        async with asyncio.timeout(limit):
+            ends = await asyncio.gather(*(_finished(child, folder) for child in children))
+            used = await watch
+    except TimeoutError as error:
+        raise ProbeFailed(f"the load did not end within {limit:.0f} s; {_log_of(folder)}") from error
+    finally:
+        watch.cancel()
+    peaks = [size for child in children if (size := resident_peak(child.pid)) is not None]
+    return used, ends, max(peaks, default=None)
 
 
 async def _start(order: Order, slice: int, url: str, tag: str, folder: Path) -> Child:
@@ -124,6 +142,12 @@ async def _start(order: Order, slice: int, url: str, tag: str, folder: Path) -> 
     return child
 
 
+def _place_clerk(child: Child, cpus: tuple[int, ...]) -> None:
+    if cpus and sys.platform == "linux":
+        for pid in children_of(child.pid):
+            os.sched_setaffinity(pid, cpus)
+
+
 async def _ready(child: Child, folder: Path) -> None:
     event = await asyncio.wait_for(_next(child), _READY_S)
     if event is None or event["event"] != "ready":
@@ -138,6 +162,15 @@ async def _finished(child: Child, folder: Path) -> dict[str, Any]:
         if event["event"] == "error":
             raise ProbeFailed(f"a load process failed: {event['message']}; {_log_of(folder)}")
     raise ProbeFailed(f"a load process died (exit code {await child.ended(5.0)}); {_log_of(folder)}")
+
+
+async def _closed(child: Child) -> None:
+    """Until its records are complete: its clerk, which writes them, holds its stdout open that long."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_S):
+            while await child.read_line():
+                pass
+    await child.end(2.0)
 
 
 async def _next(child: Child) -> dict[str, Any] | None:
@@ -163,13 +196,18 @@ async def _watch(
     pids = [pid for group in groups.values() for pid in group]
     a, b = order.phases.window_ns
     await sleep_until(t0 + a, monotonic)
-    before = {pid: cpu_seconds(pid) for pid in pids}
+    before, busy_before = {pid: cpu_seconds(pid) for pid in pids}, busy_seconds()
     await sleep_until(t0 + b, monotonic)
-    after = {pid: cpu_seconds(pid) for pid in pids}
-    return {
-        name: max(shares({pid: before[pid] for pid in group}, after, (b - a) / 1e9), default=None)
+    after, busy_after = {pid: cpu_seconds(pid) for pid in pids}, busy_seconds()
+    span = (b - a) / 1e9
+    used: dict[str, float | None] = {
+        name: max(shares({pid: before[pid] for pid in group}, after, span), default=None)
         for name, group in groups.items()
     }
+    if busy_before is not None and busy_after is not None:
+        ours = sum(shares(before, after, span))
+        used["others_cpu"] = max(0.0, (busy_after - busy_before) / span - ours)
+    return used
 
 
 def as_dict(probed: Probed) -> dict[str, Any]:

@@ -40,6 +40,10 @@ class Order:
     processes: int = 1
     cpus: tuple[int, ...] = ()
     """Where the load processes may run; one each if there are enough. Empty = anywhere."""
+    clerk_cpus: tuple[int, ...] = ()
+    """Where the processes beside them may run that think for them. Empty = where they do."""
+    lead: float = 2.0
+    """s from the word to start until time zero: bodies are made that long ahead."""
     block: tuple[float, float] | None = None
     """(for, every) in s: the event loops are blocked on purpose."""
     seed: int = 1
@@ -81,8 +85,8 @@ def measured(
     inside = records[records["phase"] == "window"]
     ids = set(inside["request_id"])
     logged = [entry for entry in entries if entry.request_id in ids]
-    all_of_it = certify(seen_of(records, t0), entries)
-    window = certify(seen_of(inside, t0), logged)
+    early = certify(seen_of(records, t0), entries).early if entries else 0
+    window = certify(seen_of(inside, t0) if entries else [], logged)
     a, b = order.phases.window_ns
     completed = records["outcome"] == Outcome.COMPLETED
     delivered = completed & (records["terminal"] >= a) & (records["terminal"] < b)
@@ -97,7 +101,7 @@ def measured(
         delivered=float(delivered.sum()) / order.window,
         planned=len(plan.shots),
         lost=missing + int(np.abs(events - order.tokens).sum()),
-        early=all_of_it.early,
+        early=early,
         ttft_p50=_ms(window.ttft.p50),
         ttft_p99=_p99(window.ttft),
         token_p50=_ms(window.token.p50),

@@ -125,7 +125,7 @@ class Answer:
         if len(events) == 1 if alone is None else alone:
             return self._event(t, events[0])
         reading = None
-        before = {index: len(choice.token_times) for index, choice in self.choices.items()}
+        before = self._sizes()
         for event in events:
             reading = self._event(t, event)
         self._mark_shared(before)
@@ -144,6 +144,13 @@ class Answer:
         if choice.first_visible is None:
             choice.last_reasoning = t
 
+    def plain_all(self, t: int, index: int, texts: Sequence[str], is_reasoning: bool) -> None:
+        """The same of several events that share a read."""
+        before = self._sizes()
+        for text in texts:
+            self.plain(t, index, text, is_reasoning)
+        self._mark_shared(before)
+
     def whole(self, t: int, payload: Mapping[str, Any]) -> None:
         """Take an answer that came in one piece: nothing in it has a time of its own."""
         reading = self.dialect.read(dict(payload))
@@ -156,6 +163,9 @@ class Answer:
             self.whole_count = sum(counts)
         if self.choices or reading.done:
             self.finish_at = self.done_at = t
+
+    def _sizes(self) -> dict[int, int]:
+        return {index: len(choice.token_times) for index, choice in self.choices.items()}
 
     def _mark_shared(self, before: Mapping[int, int]) -> None:
         for index, choice in self.choices.items():
@@ -193,18 +203,21 @@ class Answer:
         self.error = self.error or found
 
     def _payload(self, t: int, reading: Reading) -> None:
-        self.error = self.error or reading.error
-        counted = generated(reading.usage)
-        advanced = counted is not None and counted > (generated(self.usage) or 0)
+        if reading.error is not None:
+            self.error = self.error or reading.error
+        counted, advanced = None, False
         if reading.usage is not None or reading.timings is not None:
+            counted = generated(reading.usage)
+            advanced = counted is not None and counted > (generated(self.usage) or 0)
             self._merge(reading)
-        bears = [delta.bears_tokens for delta in reading.choices]
-        if advanced and bears and not any(bears) and not any(delta.finish for delta in reading.choices):
+        deltas = reading.choices
+        bears = [delta.bears_tokens for delta in deltas]
+        if advanced and deltas and not any(bears) and not any(delta.finish for delta in deltas):
             # A special token that shows as nothing still is a token, if usage says so (C5).
             bears[0] = True
-        for delta, token in zip(reading.choices, bears, strict=True):
+        for delta, token in zip(deltas, bears, strict=True):
             self._delta(t, delta, token, counted)
-        if any(bears):
+        if True in bears:
             self._counted = counted
         if reading.done:
             self.done_at = t

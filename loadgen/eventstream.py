@@ -13,7 +13,7 @@ from loadgen.template import Template, template_of
 _PAYS = 4
 """Reads that a template must have fitted to have been worth making."""
 _TRIES = 3
-"""How often one is made that was not."""
+"""How often one is made that was not, before this stream goes the long way."""
 
 
 class EventStream:
@@ -35,8 +35,19 @@ class EventStream:
         if template is not None and self._between and (text := template.text(read)) is not None:
             self._fitted += 1
             self.answer.plain(t, template.index, text, template.is_reasoning)
-        else:
+        elif not self._several(t, read):
             self._feed(t, read)
+
+    def _several(self, t: int, read: bytes) -> bool:
+        """Events that were sent one by one, but came together."""
+        template = self._template
+        if template is None or not self._between or not read.startswith(template.head):
+            return False
+        texts = template.texts(read)
+        if texts is not None:
+            self._fitted += len(texts)
+            self.answer.plain_all(t, template.index, texts, template.is_reasoning)
+        return texts is not None
 
     def feed_all(self, reads: Iterable[tuple[int, bytes]]) -> None:
         for t, read in reads:
@@ -53,17 +64,15 @@ class EventStream:
         to_end = self._parser.idle
         reading = answer.read(t, events, len(events) == 1 and to_end)
         self._between = to_end and answer.done_at is None
-        if reading is not None and len(events) == 1 and began_between and self._between:
-            self._learn(read, reading)
+        if reading is not None and began_between and self._between and self._tries:
+            self._learn(read if len(events) == 1 else read[read.rfind(b"\n\n", 0, -2) + 2 :], reading)
 
-    def _learn(self, read: bytes, reading: Reading) -> None:
-        made = template_of(read, reading)
-        if made is None or not self._worth_it():
+    def _learn(self, event: bytes, reading: Reading) -> None:
+        """From the last event of a read, by itself."""
+        made = template_of(event, reading)
+        if made is None:
             return
-        if made.holds(reading.choices[0], self._dialect):
-            self._template = made
-
-    def _worth_it(self) -> bool:
         self._tries = _TRIES if self._fitted >= _PAYS else self._tries - 1
         self._fitted = 0
-        return self._tries > 0
+        holds = self._tries and made.holds(reading.choices[0], self._dialect)
+        self._template = made if holds else None

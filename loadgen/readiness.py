@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import select
+import selectors
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Protocol
 
 from loadgen.alarm import TimerfdAlarm
@@ -67,8 +66,7 @@ class EpollWatch:
         self._urgent, self._calm = select.epoll(), select.epoll()
         self._ready: dict[int, Ready] = {}
         self._bits: dict[int, tuple[int, bool]] = {}
-        self._busy = False
-        self._dropped: list[socket.socket] = []
+        self._batch = _Batch()
         self._alarm = TimerfdAlarm(self._tick) if gather else None
         self._wakes, self._since, self._empty = 0, clock(), 0
         self._loop.add_reader(self._urgent.fileno(), self._hurry)
@@ -84,11 +82,7 @@ class EpollWatch:
         if fd in self._bits:
             self.interest(fd, self._ready[fd], 0, False)
             del self._ready[fd], self._bits[fd]
-        if self._busy:
-            # Its number must not be used again while events of this batch may bear it.
-            self._dropped.append(own)
-        else:
-            own.close()
+        self._batch.close(own)
 
     def close(self) -> None:
         if self._calm.closed:
@@ -104,7 +98,7 @@ class EpollWatch:
 
     def _hurry(self) -> None:
         events = self._urgent.poll(0, BATCH)
-        with self._batch():
+        with self._batch:
             for fd, bits in events:
                 if bits & ~READ and (ready := self._ready.get(fd)) is not None:
                     ready.writable()
@@ -144,55 +138,58 @@ class EpollWatch:
 
     def _read(self) -> int:
         events = self._calm.poll(0, BATCH)
-        with self._batch():
+        with self._batch:
             for fd, _ in events:
                 if (ready := self._ready.get(fd)) is not None:
                     ready.readable()
         return len(events)
 
-    @contextmanager
-    def _batch(self) -> Iterator[None]:
-        self._busy = True
-        try:
-            yield
-        finally:
-            self._busy = False
-            while self._dropped:
-                self._dropped.pop().close()
 
-
-class LoopWatch:
-    """Where there is no epoll: each descriptor is the event loop's own business."""
+class SelectorWatch:
+    """Where there is no epoll: a selector of our own under the event loop. Nothing is gathered."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._bits: dict[int, int] = {}
+        self._selector = selectors.DefaultSelector()
+        self._batch = _Batch()
+        self._file = self._selector.fileno()
+        self._loop.add_reader(self._file, self._tell)
 
     def interest(self, fd: int, ready: Ready, urgent: int, calm: bool) -> None:
-        before, after = self._bits.get(fd, 0), urgent | READ * calm
-        self._bits[fd] = after
-        if after & ~before & READ:
-            self._loop.add_reader(fd, ready.readable)
-        elif before & ~after & READ:
-            self._loop.remove_reader(fd)
-        if after & ~before & WRITE:
-            self._loop.add_writer(fd, ready.writable)
-        elif before & ~after & WRITE:
-            self._loop.remove_writer(fd)
+        bits = (READ if urgent & READ or calm else 0) | (urgent & WRITE)
+        events = (selectors.EVENT_READ if bits & READ else 0) | (selectors.EVENT_WRITE if bits & WRITE else 0)
+        known = fd in self._selector.get_map()
+        if events and known:
+            self._selector.modify(fd, events, ready)
+        elif events:
+            self._selector.register(fd, events, ready)
+        elif known:
+            self._selector.unregister(fd)
 
     def drop(self, fd: int, own: socket.socket) -> None:
-        if self._bits.pop(fd, 0):
-            self._loop.remove_reader(fd)
-            self._loop.remove_writer(fd)
-        own.close()
+        if fd in self._selector.get_map():
+            self._selector.unregister(fd)
+        self._batch.close(own)
 
     def close(self) -> None:
-        """Nothing is held."""
+        if self._file >= 0:
+            self._loop.remove_reader(self._file)
+            self._selector.close()
+            self._file = -1
+
+    def _tell(self) -> None:
+        with self._batch:
+            known = self._selector.get_map()
+            for key, events in self._selector.select(0):
+                if events & selectors.EVENT_WRITE and key.fd in known:
+                    key.data.writable()
+                if events & selectors.EVENT_READ and key.fd in known:
+                    key.data.readable()
 
 
 def make_watch(clock: Clock, gather: bool) -> Watch:
     """The cheapest one of this platform, on the running event loop."""
-    return EpollWatch(clock, gather) if sys.platform == "linux" else LoopWatch()
+    return EpollWatch(clock, gather) if sys.platform == "linux" else SelectorWatch()
 
 
 def _change(epoll: select.epoll, fd: int, before: int, after: int) -> None:
@@ -204,3 +201,26 @@ def _change(epoll: select.epoll, fd: int, before: int, after: int) -> None:
         epoll.unregister(fd)
     else:
         epoll.modify(fd, after)
+
+
+class _Batch:
+    """Closes sockets, those dropped within a batch after it: their numbers must not be used again while
+    events of the batch may bear them."""
+
+    def __init__(self) -> None:
+        self._on = False
+        self._dropped: list[socket.socket] = []
+
+    def __enter__(self) -> None:
+        self._on = True
+
+    def __exit__(self, *_: object) -> None:
+        self._on = False
+        while self._dropped:
+            self._dropped.pop().close()
+
+    def close(self, own: socket.socket) -> None:
+        if self._on:
+            self._dropped.append(own)
+        else:
+            own.close()

@@ -39,17 +39,24 @@ class Parser:
 
     def feed(self, chunk: bytes) -> list[Event]:
         """The events that this piece completes."""
-        # Nearly every read is just this: one event of one line. (After a CR there would be no "data".)
-        if (
-            chunk.startswith(b"data: ")
-            and chunk.endswith(b"\n\n")
-            and chunk.find(b"\n") == len(chunk) - 2
-            and b"\r" not in chunk
-            and not (self._partial or self._data or self._type)
-        ):
-            self._after_cr = self._first_line = False
-            return [Event(chunk[6:-2].decode("utf-8", "replace"))]
-        return self._lines(chunk)
+        event = self._alone(chunk)
+        if event is None:
+            return self._lines(chunk)
+        self._after_cr = self._first_line = False
+        return [event]
+
+    def _alone(self, chunk: bytes) -> Event | None:
+        """What nearly every read is: one event of one line of data, maybe with its type, ended by LF."""
+        if not chunk.endswith(b"\n\n") or b"\r" in chunk or self._partial or self._data or self._type:
+            return None
+        type_, start = "message", 0
+        if chunk.startswith(b"event: "):
+            start = chunk.index(b"\n") + 1
+            type_ = chunk[7 : start - 1].decode("utf-8", "replace") or "message"
+        # No line but the last may follow: its end is the first of the two that end the event.
+        if not chunk.startswith(b"data: ", start) or chunk.index(b"\n", start) != len(chunk) - 2:
+            return None
+        return Event(chunk[start + 6 : -2].decode("utf-8", "replace"), type_)
 
     def _lines(self, chunk: bytes) -> list[Event]:
         events: list[Event] = []

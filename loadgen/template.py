@@ -44,6 +44,21 @@ class Template:
         except UnicodeDecodeError:
             return None
 
+    def texts(self, read: bytes) -> list[str] | None:
+        """The texts of several such events in one read, and nothing else in it; else None."""
+        head, tail = self.head, self.tail
+        texts, at = [], 0
+        while at < len(read):
+            hole = _PLAIN.match(read, at + len(head)) if read.startswith(head, at) else None
+            if hole is None or not read.startswith(tail, hole.end()):
+                return None
+            try:
+                texts.append(hole[0].decode())
+            except UnicodeDecodeError:
+                return None
+            at = hole.end() + len(tail)
+        return texts
+
     def holds(self, delta: ChoiceDelta, dialect: Dialect) -> bool:
         """The hole is that of ``delta``'s text, and nothing else depends on it. As dear as a few events."""
         parser = Parser()

@@ -6,6 +6,7 @@ from typing import Any
 
 from results.goodput import attainment
 from results.judging import ClassGoal
+from results.lengths import lengths_block
 from results.metrics import METRICS
 from results.offered import offered_block
 from results.outcomes import Mask, counts, group_counts
@@ -63,6 +64,7 @@ def class_block(view: View, name: str | None, goal: ClassGoal) -> dict[str, Any]
         "completed_share": float(view.marks.completed[rows].mean()) if found.planned else None,
         "metrics": {m: view.distribution(m, rows).table() for m in (*LATENCIES, *CLIENT_SIDE)},
         "sessions": sessions_block(view.data, of_class, view.judging.window),
+        "lengths": lengths_block(data),
         "tokens": tokens_block(view, name, rows),
         "all_attempts": _all_attempts(view, rows),
     }

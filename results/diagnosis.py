@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from results.goodput import attainment
+from results.lengths import served_lengths
 from results.outcomes import group_counts
 from results.record import Outcome
 from results.run import RunData
@@ -52,6 +53,7 @@ def findings(data: RunData, view: View, health: Health, saturation: Saturation) 
         *_faults(data),
         *_load(view, saturation, health),
         *_classes(view),
+        *_lengths(view),
         *_records(view),
         *_invariants(data),
     ]
@@ -78,9 +80,7 @@ def _client(health: Health, data: RunData) -> Iterator[Finding]:
         yield Finding("clock_fault", text, "no time of this run counts; check the clocks of the load machine")
     if signals.hidden_retries:
         text = f"the server counted {signals.hidden_retries:.0f} requests more than the client made attempts"
-        yield Finding(
-            "hidden_retries", text, "find the proxy or library that tries again"
-        )
+        yield Finding("hidden_retries", text, "find the proxy or library that tries again")
     if data.manifest.get("co_located") and not data.judging.virtual:
         text = "client and target share the CPUs of this machine"
         yield Finding("co_located", text, "run the target elsewhere to measure its capacity")
@@ -192,6 +192,15 @@ def _classes(view: View) -> Iterator[Finding]:
     if few:
         text = f"few completed requests ({', '.join(few)}): a p99 is worth a gate from {FEW_FOR_P99} on"
         yield Finding("few_for_p99", text, "gate p50, p90, attainment and counts, or run longer")
+
+
+def _lengths(view: View) -> Iterator[Finding]:
+    for name, served in served_lengths(view.window).items():
+        if served.doubt:
+            text = f"class {name}: prompts are not as long as asked for: {served.doubt}"
+            yield Finding(
+                "served_length", text, "give target.tokenizer the path of the model's tokenizer.json"
+            )
 
 
 def _records(view: View) -> Iterator[Finding]:

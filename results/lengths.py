@@ -1,4 +1,4 @@
-"""Prompt lengths, asked and served (MEASUREMENT C10): is a word of ours a token of theirs?
+"""Lengths, asked and served (MEASUREMENT C10, C14): is a word of ours a token of theirs?
 
 The server's count is the one that counts. A chat template adds some tokens to each prompt, always as many
 where the messages are as many; more than that, or a number that varies, and prompts were not as long as
@@ -81,6 +81,20 @@ def _served(asked: Values, served: Values) -> Served:
     )
 
 
-def lengths_block(data: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """For summary.json, by class."""
-    return {name: asdict(served) | {"doubt": served.doubt} for name, served in served_lengths(data).items()}
+def lengths_block(data: pd.DataFrame) -> dict[str, Any]:
+    """For summary.json: the requests of one class. Prompts as served, and how many answers have as many
+    tokens as asked for, with their finish reasons (C14)."""
+    served = served_lengths(data.assign(**{"class": "all"})).get("all")
+    completed = data[(data["outcome"] == "completed").to_numpy(dtype=bool) & data["n_out"].notna()]
+    exact = (completed["n_out"] == completed["n_out_asked"]).to_numpy(dtype=bool)
+    finish = completed["finish"].fillna("unknown").value_counts()
+    block: dict[str, Any] = {
+        "prompt": None if served is None else asdict(served) | {"doubt": served.doubt},
+        "output_exact": float(exact.mean()) if len(exact) else None,
+        "finish": {str(reason): int(finish[reason]) for reason in sorted(finish.index)},
+    }
+    if served is None:
+        block["prompt_reason"] = "no first turn has a served length"
+    if not len(exact):
+        block["output_exact_reason"] = "no completed request has a number of tokens"
+    return block

@@ -18,17 +18,18 @@ import numpy as np
 import pandas as pd
 
 from results.outcomes import Mask
+from results.stats.bootstrap import Index
 from results.stats.quantiles import Values
 from results.token_events import Samples
 
 _S = 1e-9
 
 
-def ideal_times(data: pd.DataFrame) -> tuple[Values, Values]:
-    """(due, done) of every row in s, if every request took only as long as ``alone``. They count from the
-    due time of the session that it all began with, and are NaN behind a request of which ``alone`` is not
-    known."""
+def ideal_times(data: pd.DataFrame) -> tuple[Values, Values, Index]:
+    """(due, done, root) of every row, if every request took only as long as ``alone``: s from the due time
+    of the row ``root`` on, with which it all began. NaN behind a request of which ``alone`` is not known."""
     begin, end = np.full(len(data), np.nan), np.full(len(data), np.nan)
+    root = np.arange(len(data))
     row_of = {int(id): row for row, id in enumerate(data["id"])}
     alone, parent = _floats(data, "alone"), _floats(data, "parent")
     due, terminal, after = _floats(data, "due"), _floats(data, "terminal"), _floats(data, "after_ns")
@@ -38,10 +39,11 @@ def ideal_times(data: pd.DataFrame) -> tuple[Values, Values]:
         if before is not None and not np.isnan(end[before]):
             seen = due[row] - terminal[before]
             begin[row] = end[before] + (after[row] if np.isnan(seen) else seen) * _S
+            root[row] = root[before]
         elif first[row]:
             begin[row] = 0.0
         end[row] = begin[row] + alone[row]
-    return begin, end
+    return begin, end, root
 
 
 def _floats(data: pd.DataFrame, name: str) -> Values:
@@ -53,7 +55,8 @@ def _floats(data: pd.DataFrame, name: str) -> Values:
 def _frame(data: pd.DataFrame) -> pd.DataFrame:
     """What is needed of each request, and of the first one of its session: ``opens`` (row), ``opened``
     (due, ns) and ``base`` (its ideal due time, s)."""
-    begin, end = ideal_times(data)
+    begin, end, root = ideal_times(data)
+    due = _floats(data, "due")
     frame = pd.DataFrame(
         {
             "row": np.arange(len(data)),
@@ -62,7 +65,8 @@ def _frame(data: pd.DataFrame) -> pd.DataFrame:
             "came": data["due"].notna().to_numpy(dtype=bool),
             "completed": (data["outcome"] == "completed").to_numpy(dtype=bool),
             "cancelled": (data["outcome"] == "cancelled_by_plan").to_numpy(dtype=bool),
-            "due": _floats(data, "due"),
+            "due": due,
+            "due_alone": due[root] + begin / _S,
             "terminal": _floats(data, "terminal"),
             "begin": begin,
             "end": end,
@@ -133,10 +137,10 @@ def _later_turns(frame: pd.DataFrame, window: tuple[int, int]) -> dict[str, Any]
     ended = frame.loc[frame["cancelled"], "session"]
     later = frame[(frame["turn"] > 0) & ~frame["session"].isin(ended)]
     came = int(later["due"].between(*window, inclusive="left").sum())
-    ideal = later["opened"] + (later["begin"] - later["base"]) / _S
+    ideal = later["due_alone"]
     block: dict[str, Any] = {"due": came, "due_at_alone": None, "share": None}
     if missing := int(ideal.isna().sum()):
-        return block | {"reason": f"of {missing} of {len(later)} turns nobody knows how long they take alone"}
+        return block | {"reason": f"nobody knows when {missing} of {len(later)} turns would be due"}
     would = int(ideal.between(*window, inclusive="left").sum())
     if not would:
         return block | {"due_at_alone": 0, "reason": "no later turn would have been due in the window"}

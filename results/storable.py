@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from typing import Any
 
 import pyarrow as pa
 
 from results.record import Record
 
-_DEFAULTS = {f.name: f.default for f in fields(Record)}
-_EVENTS = ("event_us", "event_tokens", "single")
+_FIELDS = {f.name: f for f in fields(Record)}
 
 
 def storable(record: Record, schema: Any) -> Record:
@@ -27,15 +26,16 @@ def storable(record: Record, schema: Any) -> Record:
     if not wrong:
         return record
     changes: dict[str, Any] = {}
-    warnings = list(record.warnings)
+    left_out: list[str] = []
     for name, column in wrong:
         readable = _readable(getattr(record, name), column.type)
         if readable is not None:
             changes[name] = readable
         else:
             changes |= _left_out(name)
-            warnings.append(f"not_stored:{column.name}")
-    return replace(record, **{"warnings": warnings} | changes)
+            left_out.append(f"not_stored:{column.name}")
+    warnings = changes.get("warnings", record.warnings)
+    return replace(record, **changes | {"warnings": [*warnings, *left_out]})
 
 
 def _fits(value: Any, type_: Any) -> bool:
@@ -50,7 +50,7 @@ def _readable(value: Any, type_: Any) -> Any:
     """Text that UTF-8 cannot hold, with its odd parts escaped; None for what is no text."""
     if pa.types.is_string(type_):
         return str(value).encode("utf-8", "backslashreplace").decode()
-    if pa.types.is_list(type_) and pa.types.is_string(type_.value_type):
+    if pa.types.is_list(type_) and pa.types.is_string(type_.value_type) and isinstance(value, list):
         return [str(item).encode("utf-8", "backslashreplace").decode() for item in value]
     return None
 
@@ -59,4 +59,5 @@ def _left_out(name: str) -> dict[str, Any]:
     """Defaults for a column; token events only make sense together."""
     if name == "event_us":
         return {"event_us": [], "event_tokens": None, "single": None}
-    return {name: _DEFAULTS[name]}
+    field = _FIELDS[name]
+    return {name: field.default if field.default_factory is MISSING else field.default_factory()}

@@ -13,9 +13,12 @@ import yaml
 from pydantic import TypeAdapter
 
 from engine.config import POLICIES
+from loadgen.workload.lengths import Amount
+from loadgen.workload.waits import Wait
 from scenarios.forms import TABLES, first_keys, form, is_union, keys, unit_of
 from scenarios.schema import Scenario
 
+_DRAWN = {"amounts": Amount, "waits": Wait}
 _NAMES = {"Arrival": "arrivals", "Workload": "workloads", "Trace": "traces", "Fault": "faults"}
 
 
@@ -27,7 +30,8 @@ def json_schema() -> dict[str, Any]:
 
 def tables() -> dict[str, list[dict[str, Any]]]:
     """Every name that may stand behind ``type:``, by table: its help text, and what its fields take. Then
-    the policies of the built-in engine, by their key in ``target.engine``."""
+    how numbers and times may be drawn, by the first key of the block that says so; then the policies of the
+    built-in engine, by their key in ``target.engine``."""
     types: dict[str, list[dict[str, Any]]] = {
         _NAMES[protocol.__name__]: [
             {
@@ -39,11 +43,18 @@ def tables() -> dict[str, list[dict[str, Any]]]:
         ]
         for protocol, table in TABLES.items()
     }
+    drawn: dict[str, list[dict[str, Any]]] = {
+        name: [
+            {"name": key, "doc": help_of(cls), "fields": {k: _field(f, hint) for k, f, hint in keys(cls)}}
+            for key, cls in first_keys(get_args(union)).items()
+        ]
+        for name, union in _DRAWN.items()
+    }
     policies: dict[str, list[dict[str, Any]]] = {
         f"target.engine.{key}": [{"name": name, "doc": doc, "fields": {}} for name, doc in entries.items()]
         for key, entries in POLICIES.items()
     }
-    return types | policies
+    return types | drawn | policies
 
 
 def help_of(cls: type[Any]) -> str:
@@ -66,6 +77,9 @@ def _takes(hint: Any) -> str:
         return f"{unit.noun.removeprefix('a ')} ({unit.example})"
     if is_union(hint):
         classes = first_keys(get_args(hint)).values()
+        for name, union in _DRAWN.items():
+            if set(get_args(union)) <= set(get_args(hint)):
+                return f"{_takes(get_args(union)[0])}, or drawn (see {name})"
         brief = len(classes) > 1
         members = [arg for arg in get_args(hint) if arg is not NoneType]
         return " or ".join(_block_of(arg, brief) if arg in classes else _takes(arg) for arg in members)

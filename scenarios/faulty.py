@@ -92,6 +92,8 @@ def _plain_words(hint: Any) -> list[str]:
 def _known(loc: Sequence[str | int]) -> list[str]:
     """The keys that the block at ``loc`` may have."""
     hint = _inside(loc)
+    if is_union(hint):  # `X | None`: other unions have a step of their own in the path
+        hint = next((arg for arg in get_args(hint) if is_dataclass(arg)), None)
     names = [key for key, _, _ in keys(hint)] if is_dataclass(hint) and isinstance(hint, type) else []
     typed = bool(loc) and _inside(loc[:-1]) in TABLES
     return [*(["type"] if typed else []), *names]

@@ -86,10 +86,10 @@ class UrlTarget:
     max_model_len: int | None = None
 
     def __post_init__(self) -> None:
-        if not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"url must begin with http:// or https://, not {self.url!r}")
         if fault := option_fault(self):
             raise ValueError(fault)
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"url must begin with http:// or https://, not {self.url!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class LoadSpec:
     @property
     def arrives(self) -> Arrival:
         """When its sessions start."""
-        return cast(Arrival, self.arrival or self.trace)
+        return self.trace.arrives if self.trace is not None else cast(Arrival, self.arrival)
 
     @property
     def works(self) -> Workload:

@@ -125,6 +125,8 @@ def _users(key: str, levels: str, of_class: Sequence[tuple[int, LoadSpec]]) -> A
     if "concurrency" not in ARRIVALS:
         raise AxisError("there is no closed-loop arrival 'concurrency' here")
     i, load = of_class[0]
+    if load.trace is not None:
+        raise AxisError(f"load.{i} of class {name} replays a trace, which comes when it says")
     at = f"load.{i}.arrival"
     if isinstance(load.arrival, ClosedLoop) and isinstance(load.arrival, ARRIVALS["concurrency"]):
         return _made(key, read_users(levels), lambda value: (f"{at}.users={value}",))
@@ -157,6 +159,11 @@ def _rate(key: str, levels: str, of_class: Sequence[tuple[int, LoadSpec]]) -> Ax
 
 def _rates_of(i: int, load: LoadSpec) -> list[tuple[str, float]]:
     """(key, 1/s) of every rate of a load's arrival. Raises AxisError if it has none."""
+    if load.trace is not None:
+        raise AxisError(
+            f"load.{i} of class {load.class_} replays a trace; vary load.{i}.trace.compress,"
+            f" load.{i}.trace.thin or, where it has one, load.{i}.trace.arrival.rate"
+        )
     arrival = load.arrival
     given = [
         (key, getattr(arrival, f.name))

@@ -9,6 +9,7 @@ from headrace.sweep.book import Book
 from loadgen.clock import Clock
 from results.report import words
 from results.sweep.columns import ALL
+from results.sweep.phrases import name_of
 from results.sweep.points import Decision
 from results.sweep.search import most_left
 from results.sweep.spec import PointRun, history, of_cell
@@ -38,7 +39,7 @@ class Progress:
     def ran(self, book: Book, run: PointRun) -> None:
         """What a run showed, and about how long the rest takes."""
         row = run.rows[ALL]
-        at = " · ".join(f"{key}={value}" for key, value in run.at.items())
+        at = name_of(run.at)
         second = " (second run)" if run.repeat else ""
         shown = "open, runs longer" if run.decision is Decision.LONGER else run.decision.value
         ttft = words.duration(row["ttft_sched_p90"])

@@ -35,6 +35,9 @@ class _OpenAI(HttpTarget):
     hints: ClassVar[tuple[bytes, ...]] = (b"[DONE]", b"error")
 
     def read(self, payload: Payload) -> Reading:
+        return _usual(payload) or self._read(payload)
+
+    def _read(self, payload: Payload) -> Reading:
         listed = payload.get("choices")
         choices = [c for c in listed if isinstance(c, dict)] if isinstance(listed, list) else []
         return Reading(
@@ -90,6 +93,32 @@ def _written(message: Message) -> list[str]:
     calls = message.get("tool_calls") or ()
     called = [f"{call['function']['name']} {call['function']['arguments']}" for call in calls]
     return [text, *called] if text or not called else called
+
+
+_HEAD = frozenset(
+    ("id", "created", "model", "choices", "object", "system_fingerprint", "service_tier", "usage")
+)
+_CHOICE = frozenset(("index", "delta", "finish_reason", "logprobs", "token_ids", "stop_reason"))
+
+
+def _usual(payload: Payload) -> Reading | None:
+    """What nearly every event of a chat is, read at a third of the cost: a text of one choice and no word
+    of anything else. None if there could be more in it."""
+    choices = payload.get("choices")
+    if type(choices) is not list or len(choices) != 1 or type(choices[0]) is not dict:
+        return None
+    (choice,) = choices
+    delta, index, ids = choice.get("delta"), choice.get("index"), choice.get("token_ids")
+    if type(delta) is not dict or len(delta) != 1 or type(index) is not int or choice.get("finish_reason"):
+        return None
+    content = delta.get("content")
+    if type(content) is not str or not payload.keys() <= _HEAD or not choice.keys() <= _CHOICE:
+        return None
+    if payload.get("usage") is not None or payload.get("object") == "error" or choice.get("logprobs"):
+        return None
+    if ids is None:
+        return Reading((ChoiceDelta(index, content),))
+    return Reading((ChoiceDelta(index, content, ids=_ids(ids), count=_count(None, ids)),))
 
 
 def _usage(payload: Payload, choices: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:

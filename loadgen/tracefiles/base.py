@@ -15,7 +15,7 @@ from typing import Annotated, Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.plan import Arrival, Opening, Part, Seconds, Share, Turn, Workload
+from loadgen.plan import Arrival, ClosedLoop, Opening, Part, Seconds, Share, Turn, Workload
 from loadgen.tracefiles.errors import MOST_TOO_LONG, Findings, Located
 from loadgen.tracefiles.recording import Recording, Request, Session, leading
 from loadgen.tracefiles.replay import Over, Replay, Rules
@@ -32,6 +32,10 @@ Misfit = Callable[[int, int], Iterable[str]]
 
 class Trace(Arrival, Workload, Protocol):
     """A recorded load: when sessions start and what they send (loadgen.tracefiles)."""
+
+    @property
+    def arrives(self) -> Arrival:
+        """What decides when sessions start: the trace itself, or what it was given."""
 
     def facts(self, span: float) -> dict[str, Any]:
         """What was read and how it is replayed in ``span`` s, for the manifest and the report."""
@@ -189,6 +193,10 @@ class Timed(TraceFile):
         width = None if self.spread is None else round(self.spread * _NS)
         return replace(TraceFile.rules(self), spread=width, start_at=round(self.start_at * _NS))
 
+    @property
+    def arrives(self) -> Arrival:
+        return self
+
     def due_times(self, span: float, rng: np.random.Generator) -> NDArray[np.int64]:
         return self.replay.due_within(span)
 
@@ -216,7 +224,13 @@ class Untimed(TraceFile):
 
     arrival: Arrival
 
+    @property
+    def arrives(self) -> Arrival:
+        return self.arrival
+
     def due_times(self, span: float, rng: np.random.Generator) -> NDArray[np.int64]:
+        if isinstance(self.arrival, ClosedLoop):
+            raise ValueError("a closed loop is planned from `arrives`, not from the trace")
         return self.arrival.due_times(span, rng)
 
     def expected(self, span: float) -> float:

@@ -8,12 +8,10 @@ from typing import Any
 
 def sentences(facts: Mapping[str, Any]) -> list[str]:
     """One sentence for each thing that makes the replay differ from the trace, and for what it lacks."""
-    return [*_times(facts), *_scaling(facts), *_left_out(facts), *_contents(facts)]
+    return [*_times(facts), *_scaling(facts), *_counts(facts), *_contents(facts)]
 
 
 def _times(facts: Mapping[str, Any]) -> Iterator[str]:
-    if facts.get("out_of_order"):
-        yield f"{facts['out_of_order']:,} requests stood behind a later one; they were sorted by time."
     if facts.get("spread_requests"):
         yield (
             f"Times were rounded to {facts['quantum_s']:g} s; {facts['spread_requests']:,} equal ones were"
@@ -38,31 +36,31 @@ def _scaling(facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"The replay begins {facts['start_at_s']:g} s into the trace."
 
 
-def _left_out(facts: Mapping[str, Any]) -> Iterator[str]:
-    for key, words in (
-        ("cut", "{:,} requests were cut to max_input or max_output."),
-        ("dropped", "{:,} requests above max_input or max_output were dropped."),
-        ("failed", "{:,} requests failed when the trace was taken; see `failed`."),
-        ("failed_without_prompt", "{:,} requests failed without a prompt; they cannot be sent."),
-        ("parents_missing", "{:,} requests have a parent that is not in the trace; they open sessions."),
-        ("beyond_end_sessions", "{:,} sessions are due after the end of the load; they are not planned."),
-        ("conversations_without_answer", "{:,} conversations have no answered question; left out."),
-        ("cancels_left_out", "{:,} scripted cancels of the run are not repeated."),
-    ):
+_COUNTS = {
+    "out_of_order": "Requests that stood behind a later one, sorted by time",
+    "cut": "Requests cut to max_input or max_output",
+    "dropped": "Requests dropped, being above max_input or max_output",
+    "failed": "Requests that had failed when the trace was taken (see `failed`)",
+    "failed_without_prompt": "Requests that had failed and have no prompt to send",
+    "parents_missing": "Requests whose parent is not in the trace; they open sessions",
+    "beyond_end_sessions": "Sessions due after the end of the load, not planned",
+    "conversations_without_answer": "Conversations without an answered question, left out",
+    "cancels_left_out": "Scripted cancels of the run, not repeated",
+    "not_streamed": "Requests that were not streamed then; their class decides now",
+    "without_output": "Requests that had no answer; one token is asked for",
+    "model_switches": "Changes of the model inside a session; all go to the one target",
+    "overlapping": "Requests that came before the end of the one before; they follow it at once",
+    "with_images": "Requests that had images; only their tokens are sent",
+}
+
+
+def _counts(facts: Mapping[str, Any]) -> Iterator[str]:
+    for key, words in _COUNTS.items():
         if facts.get(key):
-            yield words.format(facts[key])
+            yield f"{words}: {facts[key]:,}."
 
 
 def _contents(facts: Mapping[str, Any]) -> Iterator[str]:
-    for key, words in (
-        ("not_streamed", "{:,} requests were not streamed then; the class decides now."),
-        ("without_output", "{:,} requests had no answer; one token is asked for."),
-        ("model_switches", "{:,} times a session changed its model; all go to the one target."),
-        ("overlapping", "{:,} requests came before the end of the one before; they follow it at once."),
-        ("with_images", "{:,} requests had images; only their tokens are sent."),
-    ):
-        if facts.get(key):
-            yield words.format(facts[key])
     if str(facts.get("lengths", "")).startswith("estimated"):
         yield f"Prompt lengths are {facts['lengths']}."
     if "think_time" in facts:

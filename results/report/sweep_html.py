@@ -14,6 +14,7 @@ from results.report import sweep_picture, sweep_series, sweep_words
 from results.report.charts import seconds
 from results.report.words import TONES, percent
 from results.sweep.columns import ALL
+from results.sweep.phrases import name_of
 from results.sweep.spec import PointRun, SweepSpec, decisive
 
 
@@ -74,9 +75,9 @@ def _legend(spec: SweepSpec, runs: Sequence[PointRun]) -> list[tuple[str, str]]:
 def _cells(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
         {
-            "at": ", ".join(f"{key}={value}" for key, value in cell["at"].items()),
+            "at": name_of(cell["at"]),
             "words": cell["words"],
-            "best": i == document["best"],
+            "best": i in document["best"],
         }
         for i, cell in enumerate(document["cells"])
     ]

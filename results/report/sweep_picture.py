@@ -11,6 +11,7 @@ from results.gates import GateError, parse_gate
 from results.report.charts import Chart, Scale, ceiling, digits, seconds
 from results.report.sweep_series import Curve, XAxis, curves, latency_of, total, value_scale
 from results.report.words import duration, percent, rate
+from results.sweep.phrases import name_of
 from results.sweep.points import Decision
 from results.sweep.spec import PointRun, SweepSpec
 
@@ -122,7 +123,7 @@ def _bounds(chart: Chart, spec: SweepSpec, curve: Curve, metric: str, y: Scale) 
         own = gate.scope == curve.rows or (gate.scope is None and curve.rows == "all")
         if own and gate.metric == metric and gate.stat in ("p50", "p90") and y.low < gate.bound <= y.high:
             chart.line((chart.x0, y(gate.bound)), (chart.x1, y(gate.bound)), f"slo {curve.colour}")
-            chart.text(chart.x1, y(gate.bound) - 4, text, "end", f"tick {curve.colour}")
+            chart.text(chart.x0 + 6, y(gate.bound) - 4, text, "start", f"tick {curve.colour}")
 
 
 def _rates(frame: _Frame, spec: SweepSpec, runs: Sequence[PointRun]) -> None:
@@ -156,7 +157,7 @@ def _line(frame: _Frame, curve: Curve, column: str, y: Scale, style: str) -> Non
 
 def _points(frame: _Frame, curve: Curve, column: str, y: Scale) -> None:
     """Filled: it passed. Crossed: it failed. Hollow: undecided, or the client was at its limit."""
-    for place, run in curve.points:
+    for place, run in (*curve.points, *curve.again):
         value = run.rows[curve.rows].get(column) if curve.rows in run.rows else None
         if value is None:
             continue
@@ -171,9 +172,9 @@ def _points(frame: _Frame, curve: Curve, column: str, y: Scale) -> None:
 
 def _tip(run: PointRun, curve: Curve) -> str:
     row = run.rows[curve.rows]
-    at = ", ".join(f"{key}={value}" for key, value in run.at.items())
+    again = ", second run" if run.repeat else ""
     return (
-        f"{at} · {curve.name or 'all'}: {run.decision.value}, TTFT p50 {duration(row['ttft_sched_p50'])}, "
+        f"{name_of(run.at)}{again} · {curve.name or 'all'}: {run.decision.value}, TTFT p50 {duration(row['ttft_sched_p50'])}, "
         f"p90 {duration(row['ttft_sched_p90'])}, good {rate(row['good_rate'])}/s, "
         f"attained {percent(row['attainment'])}"
     )

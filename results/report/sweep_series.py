@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from results.report.charts import Chart, Scale, ceiling, digits
 from results.sweep.columns import ALL
+from results.sweep.phrases import name_of
 from results.sweep.spec import AxisSpec, PointRun, SweepSpec, decisive
 
 COLOURS = 6
@@ -71,6 +72,8 @@ class Curve:
     colour: str
     rows: str
     points: tuple[tuple[float, PointRun], ...]
+    again: tuple[tuple[float, PointRun], ...] = ()
+    """Second runs: marked, and not on the curve."""
 
     def values(self, column: str) -> list[tuple[float, float]]:
         """(place, value) where the value is known."""
@@ -82,8 +85,7 @@ def curves(spec: SweepSpec, runs: Sequence[PointRun], axis: XAxis) -> list[Curve
     """One for each class, or where several cells are compared, one for each of these over all classes."""
     groups: dict[str, list[PointRun]] = {}
     for run in decisive(runs):
-        if run.repeat == 0:
-            groups.setdefault(_rest(run, axis), []).append(run)
+        groups.setdefault(_rest(run, axis), []).append(run)
     if len(groups) == 1 and (members := next(iter(groups.values()))):
         classes = [name for name in members[0].rows if name != ALL]
         return [_curve(name, i, name, members, axis) for i, name in enumerate(classes)]
@@ -94,18 +96,19 @@ def total(spec: SweepSpec, runs: Sequence[PointRun], axis: XAxis) -> list[Curve]
     """The same over all classes together."""
     found = curves(spec, runs, axis)
     if found and found[0].rows != ALL:
-        return [Curve("all classes", "c0", ALL, found[0].points)]
+        return [replace(found[0], name="all classes", colour="c0", rows=ALL)]
     return found
 
 
 def _rest(run: PointRun, axis: XAxis) -> str:
     """The values of the other axes, which a curve has in common."""
-    return ", ".join(f"{key}={value}" for key, value in run.at.items() if key != axis.spec.key)
+    return name_of({key: value for key, value in run.at.items() if key != axis.spec.key})
 
 
 def _curve(name: str, i: int, rows: str, members: Iterable[PointRun], axis: XAxis) -> Curve:
-    points = sorted(((axis.place(run), run) for run in members), key=lambda point: point[0])
-    return Curve(name, f"c{i % COLOURS}", rows, tuple(points))
+    placed = sorted(((axis.place(run), run) for run in members), key=lambda point: point[0])
+    first, again = (tuple(p for p in placed if (p[1].repeat > 0) is second) for second in (False, True))
+    return Curve(name, f"c{i % COLOURS}", rows, first, again)
 
 
 def latency_of(runs: Sequence[PointRun]) -> str:

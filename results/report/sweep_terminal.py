@@ -12,6 +12,7 @@ from rich.table import Table
 from results.report import sweep_words
 from results.report.words import TONES
 from results.sweep.columns import ALL
+from results.sweep.phrases import name_of, short_key
 from results.sweep.spec import PointRun, SweepSpec, decisive
 
 WIDE, MIDDLE = 130, 100
@@ -44,8 +45,8 @@ def show(spec: SweepSpec, runs: Sequence[PointRun], document: Mapping[str, Any],
         console.print(f"[dim]{escape(note)}[/]", highlight=False)
     console.print()
     for i, cell in enumerate(document["cells"]):
-        name = ", ".join(f"{key}={value}" for key, value in cell["at"].items())
-        best = " [green](best)[/]" if len(document["cells"]) > 1 and i == document["best"] else ""
+        name = name_of(cell["at"])
+        best = " [green](best)[/]" if len(document["cells"]) > 1 and i in document["best"] else ""
         head = f"[bold]{escape(name)}[/]{best}: " if name else ""
         console.print(f"{head}{escape(cell['words'])}", highlight=False)
     if document["client"] not in ("valid", None):
@@ -67,8 +68,9 @@ def _show_table(spec: SweepSpec, runs: Sequence[PointRun], console: Console) -> 
     """The numbers are over all classes; the page has them by class too."""
     columns = _columns(console)
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0), show_edge=False)
+    last = [axis.key.rpartition(".")[2] for axis in spec.axes]
     for axis in spec.axes:
-        table.add_column(axis.key, overflow="fold")
+        table.add_column(short_key(axis.key, last), no_wrap=True)
     for head in ("", "window", *(_SHORT[name] for name in columns)):
         table.add_column(head, justify="left" if not head else "right", no_wrap=True)
     for run in decisive(runs):

@@ -7,6 +7,7 @@ from typing import Any
 
 from results.report.words import NOTHING, duration, percent, rate, tokens
 from results.sweep.columns import GROUPS, LATENCIES, QUANTILES
+from results.sweep.phrases import name_of
 from results.sweep.points import Decision
 from results.sweep.spec import PointRun
 from results.view import TIERS
@@ -75,4 +76,4 @@ def decision(run: PointRun) -> str:
 
 
 def at(run: PointRun) -> str:
-    return ", ".join(f"{key}={value}" for key, value in run.at.items())
+    return name_of(run.at)

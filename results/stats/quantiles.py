@@ -89,7 +89,7 @@ def binomial_interval(ordered: Values, q: float) -> Interval:
 def dependent(values: Values) -> bool:
     """Whether the lag-1 autocorrelation in the given order exceeds 2/sqrt(n) (MEASUREMENT C31)."""
     n = len(values)
-    if n < 3:
+    if n < 3 or values.min() == values.max():  # what their mean is off by is no spread
         return False
     centred = values - values.mean()
     spread = float(centred @ centred)

@@ -73,6 +73,7 @@ def _searched(spec: SweepSpec, runs: Sequence[PointRun]) -> dict[str, Any]:
         safe_reason: str | None = NOT_THE_TARGET
     else:
         safe_reason = safe.reason
+    text = None if spec.searched is None or safe.value is None else spec.searched.text(safe.value)
     return {
         "complete": ask(space, seen) is None,
         "kind": now.kind.value,
@@ -85,7 +86,7 @@ def _searched(spec: SweepSpec, runs: Sequence[PointRun]) -> dict[str, Any]:
         "undecided": list(now.undecided),
         "disagreed": list(now.disagreed),
         "knee": asdict(bend) | {"contradicted": list(bend.contradicted)},
-        "safe": asdict(safe) | {"headroom": spec.headroom, "reason": safe_reason},
+        "safe": asdict(safe) | {"text": text, "headroom": spec.headroom, "reason": safe_reason},
     }
 
 
@@ -95,9 +96,8 @@ def _ending(cells: Sequence[dict[str, Any]], interrupted: bool, error: str | Non
         return "error", TARGET, error
     if interrupted:
         return "inconclusive", OPEN, "interrupted; `--resume` goes on from here"
-    good = sum(_holds(cell) for cell in cells)
-    if good:
-        return "pass", OK, f"{good} of {len(cells)} cells hold" if len(cells) > 1 else cells[0]["words"]
+    if any(_holds(cell) for cell in cells):
+        return "pass", OK, phrases.of_cells(cells, _best(cells), sum(_holds(cell) for cell in cells))
     failed = sum(_fails(cell) for cell in cells)
     if failed == len(cells):
         return "fail", FAILED, "no cell holds its objectives" if failed > 1 else cells[0]["words"]
@@ -118,10 +118,11 @@ def _fails(cell: dict[str, Any]) -> bool:
     return bool(cell["kind"] == Decision.FAIL)
 
 
-def _best(cells: Sequence[dict[str, Any]]) -> int | None:
-    """Index of the cell with the largest safe point; None if there is none."""
+def _best(cells: Sequence[dict[str, Any]]) -> list[int]:
+    """Indices of the cells with the largest safe point; several if they are equal."""
     values = {i: cell["safe"]["value"] for i, cell in enumerate(cells) if "safe" in cell and _holds(cell)}
-    return max(values, key=lambda i: (values[i], -i), default=None)
+    most = max(values.values(), default=None)
+    return [i for i, value in values.items() if value == most]
 
 
 def _worst_client(runs: Sequence[PointRun]) -> str | None:

@@ -20,6 +20,29 @@ def of_cell(spec: SweepSpec, cell: Mapping[str, Any]) -> str:
     return " ".join(sentence for sentence in sentences if sentence)
 
 
+def of_cells(cells: Sequence[Mapping[str, Any]], best: Sequence[int], good: int) -> str:
+    """The result of all cells in one sentence, or of the only one in its own words."""
+    if len(cells) == 1:
+        return str(cells[0]["words"])
+    hold = f"{good} of {len(cells)} cells hold"
+    if not best:
+        return f"{hold}."
+    names = " and ".join(name_of(cells[i]["at"]) for i in best)
+    return f"{hold}; the largest safe operating point, {cells[best[0]]['safe']['text']}, is at {names}."
+
+
+def name_of(at: Mapping[str, str]) -> str:
+    """``prefill_chunk=64, chat.rate=4/s``: keys as short as they can be told apart."""
+    last = [key.rpartition(".")[2] for key in at]
+    return ", ".join(f"{short_key(key, last)}={value}" for key, value in at.items())
+
+
+def short_key(key: str, last: Sequence[str]) -> str:
+    """The last step of a long key; two steps are kept, and so is one whose last step another key has."""
+    end = key.rpartition(".")[2]
+    return end if key.count(".") > 1 and last.count(end) == 1 else key
+
+
 def _of_point(cell: Mapping[str, Any]) -> str:
     said = {
         Decision.PASS: "Holds every objective.",

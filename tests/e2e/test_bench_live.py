@@ -27,6 +27,7 @@ faults: {faults}
 gates: [attainment >= 50%, kv.leaked_blocks == 0]
 """
 FILES = {
+    "alone.parquet",
     "attribution.json",
     "attribution.parquet",
     "audits.jsonl",
@@ -141,22 +142,26 @@ def test_ctrl_c_while_the_engine_starts(bench, until):
     assert bench.nothing_left()
 
 
-def test_a_load_process_that_is_killed_is_no_smaller_run(bench, until):
-    """kill -9 of the load: what was on disk is judged, the rest counts as unknown, and the client is not
-    believed."""
-    bench.start("run", write_scenario(bench.folder, "6s"), "--out", "run")
-    kept = until(lambda: (n := bench.closed_records()) >= 8 and n)
-    os.kill(bench.the("loadgen.process"), signal.SIGKILL)
+@pytest.mark.parametrize("victim", ["loadgen.process", "loadgen.clerk"])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_load_process_that_is_killed_is_no_smaller_run(bench, until, victim, processes):
+    """kill -9 of a load process or of its clerk: what was on disk is judged, the rest counts as unknown, and
+    the client is not believed. Another load process goes on to its end."""
+    scenario = write_scenario(bench.folder, "6s")
+    bench.start("run", scenario, "--set", f"client.processes={processes}", "--out", "run")
+    kept = until(lambda: (n := bench.closed_records()) >= 4 and n)
+    os.kill(bench.started(victim)[0], signal.SIGKILL)
     assert bench.wait() == 4, bench.stderr.read_text()
     assert bench.nothing_left()
     summary = bench.summary()
     assert bench.last_line()["client"] == summary["client"]["verdict"] == "invalid"
     assert summary["verdict"] == "inconclusive"
     assert summary["interrupted"] is False
-    assert summary["reason"] == summary["incomplete"] == "the load process died (exit code -9)"
+    assert summary["reason"] == summary["incomplete"]
+    assert ("died (exit code -9)" if victim.endswith("process") else "clerk process is gone") in summary["reason"]
     outcomes = one_record_each(bench.run_dir)["outcome"].value_counts()
     assert outcomes["completed"] >= kept
-    assert outcomes["unknown"] == 48 - outcomes["completed"] > 0
+    assert 48 // processes >= outcomes["unknown"] == 48 - outcomes["completed"] > 0
     assert summary["client"]["rows"]["H9"]["value"] == outcomes["unknown"]
     assert summary["classes"]["ping"]["planned"] == 48
     assert failed_invariants(summary) == []
@@ -199,7 +204,7 @@ def test_a_killed_bench_takes_everything_with_it(bench, until):
     faults = "[{id: ice, type: freeze_worker, worker: 0, at: 1s, for: 60s}]"
     bench.start("run", write_scenario(bench.folder, "90s", faults), "--out", "run")
     until(lambda: bench.said("ice (freeze_worker) injected") and bench.closed_records() >= 8)
-    assert len(bench.processes()) == 5
+    assert len(bench.processes()) == 6
     assert bench.process is not None
     bench.process.kill()
     assert bench.wait() == -signal.SIGKILL

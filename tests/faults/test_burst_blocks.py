@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from faults.burst import Burst
@@ -50,6 +50,7 @@ def test_shared_leading_blocks_stay_and_the_rest_is_new() -> None:
 runs = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 8)), min_size=1, max_size=4)
 
 
+@settings(deadline=None)
 @given(st.lists(runs, min_size=2, max_size=8), st.integers(0, 99))
 def test_no_request_of_a_burst_hits_more_than_blocks_that_sessions_share(
     prompts: list[list[tuple[int, int]]], seed: int

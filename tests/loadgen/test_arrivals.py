@@ -48,7 +48,7 @@ LAWS: dict[str, st.SearchStrategy[Any]] = {
 
 
 @pytest.mark.parametrize("name", ARRIVALS)
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data(), span=st.floats(0.001, 40.0), seed=st.integers(0, 2**32))
 def test_every_process_keeps_its_contract(name: str, data: Any, span: float, seed: int) -> None:
     """Times are ns, sorted, inside [0, span) and the same for the same stream."""
@@ -137,10 +137,7 @@ def test_exponential_durations_are_more_scattered_than_fixed_ones() -> None:
     """Only their lengths differ: the variance of the count shows it."""
     spread = {
         durations: np.var(
-            [
-                len(OnOff(20.0, 1.0, 1.0, 0.0, durations).due_times(20.0, stream(k, "d")))  # type: ignore[arg-type]
-                for k in range(500)
-            ]
+            [len(OnOff(20.0, 1.0, 1.0, 0.0, durations).due_times(20.0, stream(k, "d"))) for k in range(500)]
         )
         for durations in ("fixed", "exponential")
     }

@@ -113,7 +113,7 @@ def test_a_class_may_have_users_who_wait_beside_those_who_do_not() -> None:
     assert facts["chat"].n == len(alone.shots)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(
     users=st.integers(1, 9),
     think=st.floats(0.0, 3.0),

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import math
+import os
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.arrivals import Burst, Constant
 from loadgen.demand import demand, planned_arrivals, theoretical_hits
 from loadgen.plan import Load, Part, Phases, Plan, Shot
+from loadgen.prefixes import Prefixes
 from loadgen.workload import Fixed, Sessions
 
 
@@ -79,10 +85,24 @@ def test_blocks_and_messages_may_follow_each_other() -> None:
     assert hits(*prompts) == [0, 15, 0]
 
 
+@pytest.mark.skipif("HEADRACE_DATA" not in os.environ, reason="HEADRACE_DATA is not set: no traces here")
+@pytest.mark.parametrize(("trace", "share"), [("conversation", 0.366), ("synthetic", 0.640)])
+def test_the_hits_of_a_real_trace_are_those_its_readme_states(trace: str, share: float) -> None:
+    """mooncake: share of its blocks that an endless cache would hold."""
+    seen, held, all_blocks = Prefixes(), 0, 0
+    path = Path(os.environ["HEADRACE_DATA"]) / "mooncake" / f"{trace}_trace.jsonl"
+    for line in path.read_text().splitlines():
+        row = json.loads(line)
+        runs = tuple((id, 1) for id in row["hash_ids"])
+        tokens = seen.add("", (Part("user", row["input_length"], "m", blocks=runs, block_tokens=512),))
+        held, all_blocks = held + math.ceil(tokens / 512), all_blocks + len(runs)
+    assert held / all_blocks == pytest.approx(share, abs=0.0005)
+
+
 runs = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)), min_size=1, max_size=4)
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(runs, st.integers(0, 3)), max_size=12))
 def test_hits_of_runs_are_those_of_their_blocks(prompts: list[tuple[list[tuple[int, int]], int]]) -> None:
     """The tree of runs finds what comparing block by block with all earlier prompts finds."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import fields, replace
 from functools import cache, partial
@@ -17,7 +16,6 @@ from loadgen.arrivals import Constant, Poisson
 from loadgen.plan import Load, Opening, Part, Phases, Plan, PlannedCancel, Shot, Turn
 from loadgen.plan_io import read_plan, write_plan
 from loadgen.streams import stream
-from loadgen.tenants import zipf
 from loadgen.workload import WORKLOADS, Fixed, Sessions, SharedPrefix, Slip
 
 PHASES = Phases(window=20.0, warmup=5.0, cooldown=1.0, drain=7.0)
@@ -74,7 +72,7 @@ def test_the_digest_covers_every_field_but_the_slice(name: str) -> None:
 @pytest.mark.parametrize("name", [f.name for f in fields(Part)])
 def test_the_digest_covers_every_field_of_a_prompt(name: str) -> None:
     """Two prompts that differ in anything are two plans."""
-    other = {
+    other: dict[str, Any] = {
         "role": "tool",
         "tokens": 9,
         "text_key": "else",
@@ -230,55 +228,6 @@ def test_a_workload_that_makes_no_chain_is_refused(turns: tuple[Turn, ...]) -> N
     """A turn that waits for itself or a later one would never be sent."""
     with pytest.raises(ValueError, match="turn"):
         Plan.make([Load("c", Constant(1.0), Scripted(*turns))], Phases(window=1.0), 1)
-
-
-def test_tenants_are_drawn_by_their_shares() -> None:
-    """Whole sessions belong to one; the draw changes no due time and no text; more sessions do not change
-    whose the first ones are."""
-
-    def made(window: float, tenants: dict[str, float] | None) -> Plan:
-        load = Load("c", Poisson(40.0), Sessions(2, 20, 5, 3), tenants=tenants)
-        return Plan.make([load], Phases(window=window), 1)
-
-    one, plain = made(50.0, {"a": 0.7, "b": 0.3}), made(50.0, None)
-    assert [replace(s, tenant="default") for s in one.shots] == list(plain.shots)
-    sessions = {s.session: s.tenant for s in one.shots}
-    assert all(s.tenant == sessions[s.session] for s in one.shots)
-    assert Counter(sessions.values())["a"] / len(sessions) == pytest.approx(0.7, abs=0.04)
-    shorter = made(25.0, {"a": 0.7, "b": 0.3}).shots
-    assert [s.tenant for s in shorter] == [s.tenant for s in one.shots[: len(shorter)]]
-
-
-def test_zipf_gives_a_long_tail_of_tenants() -> None:
-    """The share of tenant k falls with a power of k; exponent 0 makes all alike."""
-    shares = zipf(4)
-    assert list(shares) == ["t1", "t2", "t3", "t4"]
-    assert shares["t1"] == pytest.approx(4 * shares["t4"])
-    assert sum(shares.values()) == pytest.approx(1.0)
-    assert set(zipf(5, 0.0).values()) == {0.2}
-    Load("c", Constant(1.0), Fixed(1, 1), tenants=zipf(1000, 1.3))
-
-
-@pytest.mark.parametrize(
-    ("shares", "message"),
-    [
-        ({}, "empty"),
-        ({"a": 0.5, "b": 0.4}, "sum to 100%, not 90"),
-        ({"a": 1.0, "b": 0.0}, "'b' must be above 0%"),
-        ({"a": math.nan}, "'a' must be above 0%"),
-    ],
-)
-def test_shares_that_do_not_add_up_are_refused(shares: dict[str, float], message: str) -> None:
-    """A tenant without a share, or a rest that belongs to nobody, is a mistake."""
-    with pytest.raises(ValueError, match=message):
-        Load("c", Constant(1.0), Fixed(1, 1), tenants=shares)
-
-
-@pytest.mark.parametrize("bad", [(0, 1.0), (1, -1.0), (10**9, 1.0), (3, math.nan)])
-def test_a_zipf_law_without_tenants_is_refused(bad: tuple[int, float]) -> None:
-    """So are an exponent below 0 and more tenants than a plan could hold."""
-    with pytest.raises(ValueError, match=r"must be"):
-        zipf(*bad)
 
 
 def test_a_session_that_draws_nothing_seeds_no_stream() -> None:

@@ -111,7 +111,7 @@ shots = st.builds(
 )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(shots, max_size=6))
 def test_any_shot_survives_the_file(tmp_path: Path, found: list[Shot]) -> None:
     """Every field, at any value that its column holds."""

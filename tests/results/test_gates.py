@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from results.counters import COUNTERS
-from results.gates import OPERATORS, OUTCOMES, Gate, GateError, parse_gate, planned_warnings
+from results.gates import OPERATORS, OUTCOMES, Gate, GateError, parse_gate, planned_warnings, wrong_clock
+from results.judging import ClassGoal
 from results.metrics import METRICS, Kind
 
 CLASSES = ("chat", "batch", "long-docs")
@@ -120,3 +121,33 @@ def test_gates_that_the_planned_n_cannot_decide_are_warned_of() -> None:
     (warning,) = planned_warnings(gates, {"chat": 50})
     assert "100 requests" in warning
     assert "50 are planned" in warning
+
+
+OPEN, CLOSED, CAPPED = ClassGoal(), ClassGoal(open_loop=False), ClassGoal(cap=4)
+
+
+@pytest.mark.parametrize(
+    ("text", "classes", "said"),
+    [
+        ("chat.ttft_sched.p90 < 1s", {"chat": CLOSED}, "use ttft"),
+        ("e2e_sched.p90 < 1s", {"chat": CLOSED, "batch": CLOSED}, "use e2e"),
+        ("e2e_sched.p90 < 1s", {"chat": CLOSED, "batch": OPEN}, None),
+        ("chat.ttft.p90 < 1s", {"chat": CLOSED}, None),
+        ("chat.ttft.p90 < 1s", {"chat": CAPPED}, "use ttft_sched"),
+        ("ttfo.max < 1s", {"chat": OPEN, "batch": CAPPED}, "class batch; use ttfo_sched"),
+        ("slowdown.p90 < 3", {"chat": CAPPED}, "leaves out the wait"),
+        ("chat.e2e.p90 < 1s", {"chat": OPEN, "batch": CAPPED}, None),
+        ("chat.e2e_sched.p90 < 1s", {"chat": CAPPED}, None),
+        ("chat.itl.p90 < 1s", {"chat": CAPPED}, None),
+        ("chat.ttft.p90 < 1s", {"chat": ClassGoal(open_loop=False, cap=4)}, None),
+        ("chat.attainment > 50%", {"chat": CAPPED}, None),
+        ("kv.leaked_blocks == 0", {"chat": CAPPED}, None),
+    ],
+)
+def test_a_gate_on_the_wrong_clock_is_refused(
+    text: str, classes: dict[str, ClassGoal], said: str | None
+) -> None:
+    """A closed loop has no schedule clock (MEASUREMENT 3); behind a cap the send clock leaves out the
+    wait for it (C17)."""
+    found = wrong_clock(parse_gate(text, tuple(classes)), classes)
+    assert found is None if said is None else said in str(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
@@ -10,6 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from results.lengths import Served, lengths_block, served_lengths
+from results.record import Record
+from results.run import RunData
+from results.summary import judge
 
 
 def data_of(pairs: list[tuple[int, float | None]], **columns: Any) -> pd.DataFrame:
@@ -60,9 +64,36 @@ def test_only_first_turns_with_a_served_length_count() -> None:
     assert served_lengths(data_of([(100, None)])) == {}
 
 
-def test_the_block_has_a_row_a_class() -> None:
-    """Each class apart, with the doubt in words."""
-    data = data_of([(100, 131), (1_000, 1_300)], **{"class": ["a", "b"]})
+def test_classes_are_told_apart() -> None:
+    """Each with its own template and its own doubt."""
+    found = served_lengths(data_of([(100, 131), (1_000, 2_300)], **{"class": ["a", "b"]}))
+    assert [(name, one.added) for name, one in found.items()] == [("a", 31), ("b", 1300)]
+    assert found["a"].doubt is None
+    assert found["b"].doubt is not None
+
+
+def test_the_block_tells_prompts_and_answers() -> None:
+    """C14: the share of answers as long as asked for, and why answers ended."""
+    data = data_of(
+        [(100, 131)] * 4,
+        outcome=["completed", "completed", "completed", "reset"],
+        n_out=[8.0, 8.0, 3.0, 2.0],
+        n_out_asked=8,
+        finish=["length", "length", "stop", None],
+    )
     block = lengths_block(data)
-    assert [(name, row["added"]) for name, row in block.items()] == [("a", 31), ("b", 300)]
-    assert block["a"]["doubt"] is None
+    assert block["prompt"]["added"] == 31
+    assert block["output_exact"] == pytest.approx(2 / 3)
+    assert block["finish"] == {"length": 2, "stop": 1}
+    none = lengths_block(data.iloc[:0])
+    assert (none["prompt"], none["output_exact"], none["finish"]) == (None, None, {})
+    assert none["prompt_reason"]
+    assert none["output_exact_reason"]
+
+
+def test_a_doubt_is_a_finding(record: Callable[..., Record], run_of: Callable[..., RunData]) -> None:
+    """The reader learns that prompts had other lengths than the scenario says, and what to do."""
+    records = [record(i, due_ms=i, ttft_ms=10, e2e_ms=20, n_in_asked=2_000, n_in=2_631) for i in range(5)]
+    (found,) = [f for f in judge(run_of(records))["findings"] if f["code"] == "served_length"]
+    assert "1.32 tokens" in found["text"]
+    assert "target.tokenizer" in found["remedy"]

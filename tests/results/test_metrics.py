@@ -13,12 +13,13 @@ from results.judging import SECOND
 from results.metrics import METRICS, Kind, tpot
 from results.outcomes import group_of, prepared
 from results.rates import rates
-from results.record import Record
+from results.record import Outcome, Record
 from results.recordfile import frame
 from results.run import RunData
 from results.signals import collect
 from results.slices import hit_bucket, length_bucket, select
 from results.stats.saturation import in_flight, integral
+from results.summary import judge
 from results.token_events import icl, itl, itl_seen, stall
 from results.validity import health
 from results.view import View
@@ -44,6 +45,83 @@ def test_times_count_from_send_and_from_the_due_time(record: Make) -> None:
     assert np.isnan(found["queue_wait"])
     assert np.isnan(found["connect"])
     assert found["pool_wait"] == 0
+
+
+def test_send_lag_is_what_the_cap_and_the_client_are_to_blame_for(record: Make) -> None:
+    """send_lag = cap_wait + client_lag, of what was sent; a dropped request has neither."""
+    sent = record(0, due_ms=100, lag_ms=30, ttft_ms=1, e2e_ms=2, cap_wait=20_000_000)
+    kept = Record(1, "default", "window", Outcome.DROPPED, due=100)
+    data = frame([sent, kept])
+    of = {name: METRICS[name].per_request for name in ("send_lag", "cap_wait", "client_lag")}
+    found = {name: per_request(data) for name, per_request in of.items() if per_request is not None}
+    np.testing.assert_allclose(found["send_lag"], [0.03, np.nan])
+    np.testing.assert_allclose(found["cap_wait"], [0.02, np.nan])
+    np.testing.assert_allclose(found["client_lag"], [0.01, np.nan])
+
+
+def test_the_gap_after_thinking(record: Make) -> None:
+    """From the last reasoning event to the first visible one; without reasoning there is none."""
+    thought = record(0, ttft_ms=100, gaps_ms=[50.0, 50.0])
+    assert thought.first_token is not None
+    thought.last_reasoning = thought.first_token + 50_000_000
+    thought.first_visible = thought.first_token + 100_000_000
+    of = METRICS["think_gap"].per_request
+    assert of is not None
+    np.testing.assert_allclose(of(frame([thought, record(1, ttft_ms=100)])), [0.05, np.nan])
+
+
+def test_slowdown_is_against_the_idle_target(record: Make, run_of: MakeRun) -> None:
+    """e2e over that of the same request alone; who has no such time has no slowdown."""
+    run = run_of([record(i, ttft_ms=100, e2e_ms=600) for i in range(40)])
+    run.alone = dict.fromkeys(range(30), 0.2) | {39: 0.0}
+    table = judge(run)["classes"]["default"]["metrics"]["slowdown"]
+    assert (table["n"], table["p50"]) == (30, pytest.approx(3.0))
+    run.judging = replace(run.judging, gates=("slowdown.p50 < 4", "slowdown.mean < 2"))
+    assert [gate["verdict"] for gate in judge(run)["gates"]] == ["PASS", "FAIL"]
+    run.alone = None
+    assert judge(run)["gates"][0]["verdict"] == "INCONCLUSIVE"
+
+
+def test_numbers_of_a_class_can_be_gated(record: Make, run_of: MakeRun) -> None:
+    """The weighted tpot and the share of new connections are metrics like others."""
+    records = [record(i, ttft_ms=10, gaps_ms=[10.0, 30.0], conn_new=i < 10) for i in range(40)]
+    run = run_of(records, gates=("tpot_token_weighted <= 20ms", "conn_new == 25%", "conn_new > 90%"))
+    gates = judge(run)["gates"]
+    assert [gate["verdict"] for gate in gates] == ["PASS", "PASS", "FAIL"]
+    assert gates[0]["value"] == pytest.approx(0.02)
+    assert judge(run)["client"]["conn_new_share"] == 0.25
+
+
+events = st.lists(st.lists(st.integers(0, 10**6), max_size=6).map(sorted), max_size=8)
+
+
+@given(events)
+def test_gaps_belong_to_their_requests(times: list[list[int]]) -> None:
+    """No gap spans two requests; the largest of each is its stall, and their sum its span."""
+    data = frame([Record(i, "c", "window", Outcome.COMPLETED, event_us=t) for i, t in enumerate(times)])
+    gaps, largest = icl(data), stall(data)
+    for row, one in enumerate(times):
+        own = gaps.values[gaps.owners == row]
+        assert len(own) == max(len(one) - 1, 0)
+        assert own.sum() == pytest.approx((one[-1] - one[0]) * 1e-6 if one else 0)
+        assert np.isnan(largest[row]) if not len(own) else largest[row] == own.max()
+
+
+counted = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 5)), min_size=1, max_size=6)
+
+
+@given(st.lists(counted, min_size=1, max_size=6))
+def test_time_per_token_shares_the_same_time(requests: list[list[tuple[int, int]]]) -> None:
+    """Shared evenly or seen as gap and zeros, the tokens after the first event take the same time."""
+    rows = []
+    for i, one in enumerate(requests):
+        times, tokens = sorted(t for t, _ in one), [n for _, n in one]
+        rows.append(Record(i, "c", "window", Outcome.COMPLETED, event_us=times, event_tokens=tokens))
+    data = frame(rows)
+    even, seen = itl(data), itl_seen(data)
+    assert even.n == seen.n == sum(n for one in requests for _, n in one[1:])
+    for row in range(len(requests)):
+        assert even.values[even.owners == row].sum() == pytest.approx(seen.values[seen.owners == row].sum())
 
 
 def test_unstreamed_answers_have_end_to_end_times_only(record: Make) -> None:

@@ -140,7 +140,7 @@ def test_turns_due_are_held_against_those_due_at_alone_times(record: Make) -> No
     block = sessions_block(data, np.ones(4, dtype=bool), (0, 5 * 10**9))
     assert block is not None
     assert block["later_turns"] == {"due": 1, "due_at_alone": 3, "share": pytest.approx(1 / 3)}
-    begin, _ = ideal_times(data)
+    begin, _, _ = ideal_times(data)
     assert begin.tolist() == pytest.approx([0.0, 1.1, 2.2, 3.3])
     blind = sessions_block(data.drop(columns="alone"), np.ones(4, dtype=bool), (0, 5 * 10**9))
     assert blind is not None

@@ -78,7 +78,13 @@ LINES = [
     ("azure", 3, ",8", "", "2 fields under 3 columns"),
     ("azure", 3, ",8", ",8,9", "4 fields under 3 columns"),
     ("azure", 3, ",8", ',"8', "its quotes do not match"),
-    ("azure", 1, "ContextTokens", "ContextToken", "unknown column 'ContextToken' (did you mean 'ContextTokens'"),
+    (
+        "azure",
+        1,
+        "ContextTokens",
+        "ContextToken",
+        "unknown column 'ContextToken' (did you mean 'ContextTokens'",
+    ),
     ("azure", 1, "GeneratedTokens", "GeneratedTokens,Model", "unknown column 'Model'"),
     ("azure", 1, "GeneratedTokens", "GeneratedTokens,GeneratedTokens", "stands 2 times"),
     ("burstgpt", 2, "490", "491", "Total tokens: 491 is not 472 + 18"),
@@ -205,9 +211,7 @@ def test_a_huge_array_is_read_through_its_window(trace: Make, monkeypatch: pytes
         ({"file": "${HEADRACE_NO_SUCH}/x"}, "the environment variable HEADRACE_NO_SUCH is not set"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(
-    trace: Make, settings: dict[str, object], says: str
-) -> None:
+def test_settings_that_make_no_sense_are_refused(trace: Make, settings: dict[str, object], says: str) -> None:
     """With the setting's name and what it takes."""
     with pytest.raises(ValueError, match=re.escape(says)):
         TRACES["mooncake"](**{"file": trace("mooncake").file} | settings)  # type: ignore[attr-defined]
@@ -245,14 +249,20 @@ def test_a_corrupted_line_is_refused_by_its_number_or_harms_no_other(
     row %= len(rows)
     at %= len(rows[row]) + 1
     rows[row] = rows[row][:at] + typed + rows[row][at + gone :]
+    made, blamed = _loaded(trace, name, "\n".join(rows) + "\n", row)
+    assert blamed <= {row + 1}
+    if made is not None:
+        before, after = trace(name).facts(1.0), made.facts(1.0)
+        assert after["rows"] == before["rows"] or name in ("weka", "mt_bench")
+        assert after["sessions"] == before["sessions"] or name in ("bailian", "burstgpt")
+
+
+def _loaded(make: Make, name: str, text: str, row: int) -> tuple[Trace | None, set[int]]:
+    """The trace, or the lines that are named for its being refused."""
     try:
-        made = trace(name, "\n".join(rows) + "\n")
+        return make(name, text), set()
     except TraceError as error:
-        assert _blamed(error, name, row) <= {row + 1}, error.found
-    else:
-        before = trace(name).facts(1.0)
-        assert made.facts(1.0)["rows"] == before["rows"] or name in ("weka", "mt_bench")
-        assert made.facts(1.0)["sessions"] == before["sessions"] or name in ("bailian", "burstgpt")
+        return None, _blamed(error, name, row)
 
 
 def _blamed(error: TraceError, name: str, row: int) -> set[int]:
@@ -263,3 +273,29 @@ def _blamed(error: TraceError, name: str, row: int) -> set[int]:
         other = name in ("bailian", "weka") and (f"line {row + 1}" in what or f":{row + 1} too" in what)
         lines.add(row + 1 if other else line)
     return lines
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from(["sharegpt", "swe_agent", "weka", "mt_bench"]),
+    st.integers(0, 3000),
+    st.integers(0, 40),
+    st.text(alphabet=st.sampled_from('01-.,:"{}[]ae \n\t\\\x00é\ud800'), max_size=6),
+)
+def test_any_edit_of_a_document_loads_or_is_refused(
+    trace: Make, texts: dict[str, str], name: str, at: int, gone: int, typed: str
+) -> None:
+    """A few characters replaced anywhere, also by what is no text: a trace or an error with file and line."""
+    text = texts[name]
+    at %= len(text)
+    edited = (text[:at] + typed + text[at + gone :]).encode("utf-8", "surrogatepass")
+    try:
+        trace(name, edited)
+    except TraceError as error:
+        found_lines = [line for _, line, _ in error.found]
+    except ValueError as error:
+        found_lines = [1] if str(error) else []
+    else:
+        found_lines = [1]
+    assert found_lines
+    assert all(1 <= line <= text.count("\n") + 8 for line in found_lines)

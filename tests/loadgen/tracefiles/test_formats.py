@@ -25,7 +25,7 @@ def test_every_format_is_in_the_table(texts: dict[str, str]) -> None:
 
 
 def test_mooncake_ids_become_blocks_of_one_prompt(trace: Make, shots: Play) -> None:
-    """Lengths, times and ids are the trace's; consecutive ids are one run, and all rows share one text key."""
+    """Lengths, times and ids are the trace's; consecutive ids are one run; all rows share one text key."""
     made = shots(trace("mooncake", spread=0.0))
     assert [(s.due_ns, s.n_in_asked, s.n_out_asked) for s in made] == [
         (0, 1100, 5),
@@ -34,7 +34,13 @@ def test_mooncake_ids_become_blocks_of_one_prompt(trace: Make, shots: Play) -> N
         (3 * NS, 10, 1),
         (6_001_000_000, 512, 8),
     ]
-    assert [s.prompt[0].blocks for s in made] == [((0, 3),), ((0, 2),), ((0, 1), (9, 1)), ((4, 1),), ((0, 1),)]
+    assert [s.prompt[0].blocks for s in made] == [
+        ((0, 3),),
+        ((0, 2),),
+        ((0, 1), (9, 1)),
+        ((4, 1),),
+        ((0, 1),),
+    ]
     assert {(s.prompt[0].text_key, s.prompt[0].block_tokens, len(s.prompt)) for s in made} == {
         (made[0].prompt[0].text_key, 512, 1)
     }
@@ -97,7 +103,12 @@ def test_burstgpt_sessions_wait_for_the_end_before(trace: Make, shots: Play) -> 
         (5 * NS, None, 1087, None),
     ]
     facts = made.facts(100.0)
-    assert (facts["rows"], facts["failed"], facts["failed_without_prompt"], facts["overlapping"]) == (6, 1, 1, 1)
+    assert (facts["rows"], facts["failed"], facts["failed_without_prompt"], facts["overlapping"]) == (
+        6,
+        1,
+        1,
+        1,
+    )
 
 
 def test_burstgpt_sends_what_failed_if_asked(trace: Make, shots: Play) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from results.attribution.usage import DIALECTS, Usage, hit_names, normalise
+from results.attribution.usage import DIALECTS, Usage, generated, hit_names, normalise, reasoning
 
 CASE = json.loads((Path(__file__).parents[2] / "cases" / "attribution" / "C-12.json").read_text())
 SHOTS = [CASE, *CASE["variants"]]
@@ -59,6 +59,68 @@ def test_case_c12(shot: dict[str, Any]) -> None:
             Usage(100, 48, 32),
         ),
         ({"usage": {"prompt_tokens": 100, "created_cache_tokens": 32}}, Usage(100, None, 32)),
+        (  # a part of the sum is missing: the whole is said elsewhere
+            {"usage": {"prompt_cache_hit_tokens": 64, "prompt_tokens": 100}},
+            Usage(100, 64, None),
+        ),
+        ({"timings": {"prompt_n": 12}, "usage": {"prompt_tokens": 42}}, Usage(42, None, None)),
+        ({"timings": {"prompt_n": 12}}, Usage(12, None, None)),
+        ({"timings": {"prompt_n": "12"}, "usage": {"prompt_tokens": 42}}, Usage(42, None, None)),
+        (
+            {"usage": {"input_tokens": 90, "input_tokens_details": {"cached_tokens": 0}}},
+            Usage(90, 0, None),
+        ),
+        (
+            {
+                "usage": {
+                    "input_tokens": 90,
+                    "input_tokens_details": {"cached_tokens": 64, "cache_write_tokens": 20},
+                }
+            },
+            Usage(90, 64, 20),
+        ),
+        ({"usage": {"input_tokens": 50, "cache_read_input_tokens": 900}}, Usage(950, 900, None)),
+        ({"usage": {"input_tokens": 50, "cache_read_input_tokens": None}}, Usage(50, None, None)),
+        ({"usage": {"prompt_tokens": 50, "cached_tokens": 30}}, Usage(50, 30, None)),
+        ({"usage": {"prompt_tokens": 50, "num_prefix_cache_hit_tokens": 32}}, Usage(50, 32, None)),
+        ({"usage": {"prompt_tokens": 50, "cached_prompt_text_tokens": 32}}, Usage(50, 32, None)),
+        (  # a gateway in OpenAI's shape, which keeps Anthropic's counters: they are inside its total
+            {
+                "usage": {
+                    "prompt_tokens": 1000,
+                    "cache_read_input_tokens": 900,
+                    "cache_creation_input_tokens": 50,
+                }
+            },
+            Usage(1000, 900, 50),
+        ),
+        (
+            {
+                "usage": {
+                    "prompt_tokens": 50,
+                    "prompt_tokens_details": {"cached_tokens": 8, "cache_write_tokens": 4},
+                }
+            },
+            Usage(50, 8, 4),
+        ),
+        (
+            {"usageMetadata": {"promptTokenCount": 50, "cachedContentTokenCount": 8}},
+            Usage(50, 8, None),
+        ),
+        ({"usage": {"total_input_tokens": 50, "total_cached_tokens": 8}}, Usage(50, 8, None)),
+        ({"meta_info": {"prompt_tokens": 50, "cached_tokens": 8}}, Usage(50, 8, None)),
+        (
+            {
+                "gen_ai.usage.input_tokens": 100,
+                "gen_ai.usage.cache_read.input_tokens": 48,
+                "gen_ai.usage.cache_creation.input_tokens": 32,
+            },
+            Usage(100, 48, 32),
+        ),
+        *[
+            ({"usage": {"prompt_tokens": odd}}, Usage(None, None, None))
+            for odd in (-1, 1.0, "1", True, [1], {"n": 1}, 2**32)
+        ],
         ({"usage": None}, Usage(None, None, None)),
         ({}, Usage(None, None, None)),
         (
@@ -82,3 +144,41 @@ def test_dialects_are_tried_particular_first() -> None:
     """The general OpenAI shape comes after the shapes that contain it."""
     names = [dialect.name for dialect in DIALECTS]
     assert names.index("openai_chat") > max(names.index("deepseek"), names.index("headrace"))
+
+
+@pytest.mark.parametrize(
+    ("usage", "output", "thought"),
+    [
+        ({"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12}, 7, None),
+        ({"input_tokens": 5, "output_tokens": 7, "output_tokens_details": {"reasoning_tokens": 3}}, 7, 3),
+        (
+            {
+                "prompt_tokens": 5,
+                "completion_tokens": 7,
+                "total_tokens": 12,
+                "completion_tokens_details": {"reasoning_tokens": 3},
+            },
+            7,
+            3,
+        ),
+        (  # counted apart, as the total shows
+            {
+                "prompt_tokens": 5,
+                "completion_tokens": 7,
+                "total_tokens": 15,
+                "completion_tokens_details": {"reasoning_tokens": 3},
+            },
+            10,
+            3,
+        ),
+        ({"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 99, "reasoning_tokens": 3}, 7, 3),
+        ({"completion_tokens": 0, "output_tokens": 7}, 0, None),
+        ({"completion_tokens": None, "output_tokens": 7}, 7, None),
+        ({"completion_tokens": -1}, None, None),
+        ({}, None, None),
+    ],
+)
+def test_output_holds_the_reasoning(usage: dict[str, Any], output: int | None, thought: int | None) -> None:
+    """Under either name; where the total says that reasoning came on top, it is added."""
+    assert (generated(usage), reasoning(usage)) == (output, thought)
+    assert generated(None) is None

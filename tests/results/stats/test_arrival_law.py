@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -83,6 +83,7 @@ def test_an_empty_window_has_no_rate() -> None:
     assert (found.rate, found.reasons["rate"]) == (None, "an empty window")
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 20), max_size=60), st.floats(0, 10), st.floats(0, 10))
 def test_facts_are_numbers_that_json_takes(seconds: list[float], a: float, width: float) -> None:
     """Whatever arrived: no NaN, no infinity, no numpy type, None exactly where a reason is."""
