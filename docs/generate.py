@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Any, get_args, get_origin
 
 from engine.telemetry import METRICS as ENGINE_METRICS
@@ -47,15 +47,26 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("``", "`").replace("\n", " ")
 
 
-def entries(name: str) -> str:
-    """One table of ``bench list``: what may stand behind ``type:``, or a policy's names."""
+def entries(name: str, without: Mapping[str, str] = MappingProxyType({})) -> str:
+    """One table of ``bench list``: what may stand behind ``type:``, or a policy's names. Keys ``without``
+    which none is are left out."""
     parts = []
     for entry in tables()[name]:
         parts.append(f"**`{entry['name']}`**: {_cell(entry['doc'])}\n\n")
-        if entry["fields"]:
-            rows = [(f"`{key}`", takes) for key, takes in entry["fields"].items()]
-            parts.append(table(("key", "takes"), rows) + "\n")
+        fields = {key: takes for key, takes in entry["fields"].items() if key not in without}
+        if fields:
+            parts.append(_fields(fields) + "\n")
     return "".join(parts)
+
+
+def _fields(fields: Mapping[str, str]) -> str:
+    return table(("key", "takes"), [(f"`{key}`", takes) for key, takes in fields.items()])
+
+
+def _of_every_trace() -> dict[str, str]:
+    """The keys that all formats of traces have."""
+    first, *others = (entry["fields"] for entry in tables()["traces"])
+    return {key: takes for key, takes in first.items() if all(key in fields for fields in others)}
 
 
 def policies() -> str:
@@ -157,6 +168,8 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "url-keys": lambda: block(UrlTarget),
     "arrivals": lambda: entries("arrivals"),
     "workloads": lambda: entries("workloads"),
+    "trace-keys": lambda: _fields(_of_every_trace()),
+    "traces": lambda: entries("traces", _of_every_trace()),
     "faults": lambda: entries("faults"),
     "policies": policies,
     "metric-kinds": metric_kinds,

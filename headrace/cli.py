@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from headrace import console
+from headrace import commands_reference, commands_sweep, console
 from headrace.errors import BenchError, Interrupted
 from headrace.origin import check_origin
 
@@ -274,6 +274,10 @@ def model_list(as_json: AsJson = False) -> None:
 
     found = listing()
     console.show_json(found) if as_json else console.show_pairs("model", "folder", found)
+
+
+commands_sweep.register(app)
+commands_reference.register(app)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from faults.fault import Seen
 from faults.invariants import check
 from headrace.alone import alone_times
 from headrace.attributing import attribute_run
-from headrace.site import RECORDS, Load, LoadEnd, Site
+from headrace.site import RECORD_STREAMS, Load, LoadEnd, Site
 from loadgen.accounts import unaccounted
 from loadgen.health import merged
 from loadgen.plan import Plan
@@ -67,7 +67,8 @@ async def collect(
     """Everything that the judge looks at, as files and as one value."""
     folder, site = scene.folder, scene.site
     truth = await _truth(site)
-    records = read_list(folder.path / RECORDS)
+    streams = sorted(folder.path.glob(RECORD_STREAMS))
+    records = [record for stream in streams for record in read_list(stream)]
     if end.lost is not None:
         records += _left_open(scene, records, end.lost)
     folder.records.close()

@@ -21,9 +21,10 @@ from faults.fault import Controls
 from headrace.console import View
 from headrace.controls import HttpControls
 from headrace.errors import TargetFailed, UsageFailed
-from headrace.manifest import engine_facts
-from headrace.processes import Child
 from headrace.live_load import LiveLoad
+from headrace.manifest import engine_facts
+from headrace.prepare import is_local
+from headrace.processes import Child
 from headrace.site import LoadOrder, NoControls, OnTick
 from loadgen.clock import Clock, monotonic
 from loadgen.job import TargetJob
@@ -105,8 +106,7 @@ async def _until_ready(engine: Child, log: Path) -> dict[str, Any]:
 
 def _url_site(target: UrlTarget) -> LiveSite:
     controls = NoControls(f"{target.url} is a foreign target and has no admin door")
-    local = any(host in target.url for host in ("127.0.0.1", "localhost", "[::1]"))
-    return LiveSite(target_job(target), controls, False, {"co_located": local})
+    return LiveSite(target_job(target), controls, False, {"co_located": is_local(target.url)})
 
 
 async def models_of(url: str, key_env: str | None) -> list[str]:

@@ -10,7 +10,9 @@ from typing import Any
 
 from faults.conductor import edit
 from headrace.errors import UsageFailed
-from loadgen.demand import demand
+from loadgen.arrivals import Concurrency
+from loadgen.demand import demand, planned_arrivals
+from loadgen.foresight import Problem, foresee, in_flight_bounds
 from loadgen.plan import Plan
 from loadgen.text import Unit
 from results.gates import parse_gates, planned_warnings
@@ -88,6 +90,23 @@ def judging_of(
     )
 
 
+def foreseen(scenario: Scenario, plan: Plan) -> list[Problem]:
+    """What the plan may need of this machine and will not get: files, connections, ports."""
+    users = sum(load.arrival.users for load in parts.loads(scenario) if isinstance(load.arrival, Concurrency))
+    dues = (shot.due_ns for shot in plan.shots if shot.due_ns is not None)
+    sure, peak = in_flight_bounds(dues, scenario.timeouts.total, users)
+    if scenario.client.connections is not None:
+        most = scenario.client.connections * scenario.client.processes
+        sure, peak = min(sure, most), min(peak, most)
+    target = scenario.target
+    same_host = isinstance(target, EngineTarget) or is_local(target.url)
+    return foresee(peak, sure, scenario.client.processes, same_host)
+
+
+def is_local(url: str) -> bool:
+    return any(host in url for host in ("127.0.0.1", "localhost", "[::1]"))
+
+
 def describe_plan(scenario: Scenario, plan: Plan) -> dict[str, Any]:
     """What ``bench plan`` shows: the digest, a row of demand for each class, and warnings."""
     wants = demand(plan)
@@ -111,7 +130,8 @@ def describe_plan(scenario: Scenario, plan: Plan) -> dict[str, Any]:
         "seed": plan.seed,
         "digest": plan.digest,
         "classes": rows,
-        "warnings": warnings_of(judging),
+        "arrivals": {name: asdict(facts) for name, facts in planned_arrivals(plan).items()},
+        "warnings": [*warnings_of(judging), *(problem.text for problem in foreseen(scenario, plan))],
     }
 
 

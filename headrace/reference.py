@@ -91,6 +91,8 @@ class ServeOptions:
     def __post_init__(self) -> None:
         if self.processes < 1:
             raise UsageFailed("--processes must be at least 1")
+        if self.log is not None and not self.log.parent.is_dir():
+            raise UsageFailed(f"--log: there is no folder {self.log.parent} to write {self.log.name} to")
         strangers = sorted(set(self.cpus) - set(usable_cores()))
         if strangers:
             usable = ",".join(str(core) for core in usable_cores())

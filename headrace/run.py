@@ -80,6 +80,8 @@ async def run(scenario: Scenario, options: Options, clock: Clock, view: View) ->
     if not options.virtual:
         await preflight(scenario)
     plan = prepare.make_plan(scenario)
+    if not options.virtual:
+        _foresee(scenario, plan, view)
     with _folder(scenario, plan, options) as folder:
         async with _site(scenario, options, folder.path, clock, view) as site:
             watcher = Watcher(view, plan.phases)
@@ -89,6 +91,16 @@ async def run(scenario: Scenario, options: Options, clock: Clock, view: View) ->
                 return await _play(scene, watcher)
             finally:
                 await load.close()
+
+
+def _foresee(scenario: Scenario, plan: Plan, view: View) -> None:
+    """Refuse what this machine surely cannot send, warn of what it may not."""
+    problems = prepare.foreseen(scenario, plan)
+    sure = [problem.text for problem in problems if problem.sure]
+    if sure:
+        raise UsageFailed("this machine cannot send the plan:", *(f"  {text}" for text in sure))
+    for problem in problems:
+        view.note(f"warning: {problem.text}")
 
 
 async def _play(scene: Scene, watcher: Watcher) -> RunData:

@@ -18,6 +18,7 @@ LEAD_NS = 3_000_000_000
 """From the load being told to start until t0: bodies are made at least 2 s before they are due."""
 RECORDS = "records-0.arrow"
 """In the run directory: what the first load process writes while it runs; the next ones count on."""
+RECORD_STREAMS = "records-*.arrow"
 ATTEMPTS = "attempts-0.arrow"
 """The same for attempts that were followed by another one."""
 TEXTS = "texts.jsonl"

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from loadgen.accounts import record_of
-from loadgen.plan import Phases, Shot
+from loadgen.plan import PhaseName, Phases, Shot
 from loadgen.progress import Tallies
 from loadgen.raw import Closed
 from loadgen.render import Rendered, Renderer
@@ -116,27 +116,42 @@ class Reader:
         return record_of(self.shots[shot], outcome, phase, self.renderer.dialect.model)
 
 
-class Answers:
-    """Live answers that later turns of a conversation quote, kept until its last turn is over."""
+class Scribe:
+    """Writes the bodies, with the live answers that they quote; an answer is kept until the last turn of its
+    conversation is over."""
 
-    def __init__(self, shots: Sequence[Shot]) -> None:
-        self.followed: set[int] = {shot.parent for shot in shots if shot.parent is not None}
+    def __init__(self, shots: Sequence[Shot], phases: Phases, renderer: Renderer) -> None:
+        self.shots = {shot.id: shot for shot in shots}
+        self.renderer = renderer
+        self._phases = phases
         parents = {shot.id: shot.parent for shot in shots if shot.parent is not None}
+        self.followers: dict[int, list[int]] = defaultdict(list)
+        for id, parent in parents.items():
+            self.followers[parent].append(id)
         self._root: dict[int, int] = {}
         self._open: dict[int, int] = defaultdict(int)
-        for id in sorted(parents.keys() | self.followed):
-            parent = parents.get(id)
-            self._root[id] = root = id if parent is None else self._root[parent]
+        for id in sorted(parents.keys() | self.followers.keys()):
+            before = None if self.shots[id].fresh else parents.get(id)
+            self._root[id] = root = id if before is None else self._root[before]
             self._open[root] += 1
         self._texts: dict[int, dict[int, str]] = defaultdict(dict)
+        self._opened_in: dict[int, PhaseName] = {}
 
-    def of(self, shot: int) -> Mapping[int, str]:
-        """The answers so far in the conversation of ``shot``, by shot id."""
-        return self._texts.get(self._root.get(shot, shot), {})
+    def render(self, shot: int, attempt: int) -> Rendered:
+        root = self._root.get(shot, shot)
+        planned = self.shots[shot]
+        if (phase := self._opened_in.get(root)) is not None:
+            planned = replace(planned, phase=phase)  # its nonce is that of the phase it really began in
+        return self.renderer.render(planned, self._texts.get(root, {}), attempt)
 
-    def add(self, shot: int, text: str) -> None:
-        if shot in self.followed:
-            self._texts[self._root[shot]][shot] = text
+    def ended(self, shot: int, text: str, told: Told, t0: int) -> list[int]:
+        """A shot that others follow is over; which of them will now be sent, if there is time."""
+        self._texts[self._root[shot]][shot] = text
+        going = [id for id in self.followers[shot] if told.completed or self.shots[id].fresh]
+        for id in going:
+            if (follower := self.shots[id]).fresh:
+                self._opened_in[id] = self._phases.of(told.at + (follower.after_ns or 0) - t0)
+        return going
 
     def over(self, shot: int) -> None:
         """``shot`` has its last record; with the last one of a conversation its texts go."""
@@ -146,6 +161,7 @@ class Answers:
         self._open[root] -= 1
         if not self._open[root]:
             self._texts.pop(root, None)
+            self._opened_in.pop(root, None)
 
 
 class InlineDesk:
@@ -161,8 +177,8 @@ class InlineDesk:
         on_attempt: Callable[[Record], None] = lambda _: None,
     ) -> None:
         self.tallies = Tallies(phases)
-        self._reader = Reader({shot.id: shot for shot in shots}, phases, renderer, 0)
-        self._answers = Answers(shots)
+        self._scribe = Scribe(shots, phases, renderer)
+        self._reader = Reader(self._scribe.shots, phases, renderer, 0)
         self._on_close, self._on_attempt = on_close, on_attempt
         self._tell: Tell | None = None
         self._rendered: dict[int, Rendered] = {}
@@ -171,9 +187,7 @@ class InlineDesk:
         self._reader.t0, self._tell = t0, tell
 
     def body(self, shot: int, attempt: int, use: Use) -> None:
-        reader = self._reader
-        rendered = reader.renderer.render(reader.shots[shot], self._answers.of(shot), attempt)
-        self._rendered[shot] = rendered
+        self._rendered[shot] = rendered = self._scribe.render(shot, attempt)
         use(rendered.request, rendered.streamed)
 
     def closed(self, closed: Closed) -> None:
@@ -184,16 +198,19 @@ class InlineDesk:
             self.tallies.spent(record)
             self._on_attempt(record)
             return
-        self._answers.add(closed.shot, exchange.text)
         self.tallies.closed(record)
         self._on_close(exchange, rendered)
-        self._answers.over(closed.shot)
-        if self._tell is not None and closed.shot in self._answers.followed:
-            self._tell(closed.shot, told_of(record, closed.closed, self._reader.t0))
+        told = told_of(record, closed.closed, self._reader.t0)
+        followed = closed.shot in self._scribe.followers
+        if followed:
+            self._scribe.ended(closed.shot, exchange.text, told, self._reader.t0)
+        self._scribe.over(closed.shot)
+        if followed and self._tell is not None:
+            self._tell(closed.shot, told)
 
     def unsent(self, unsent: Unsent) -> None:
         record = self._reader.unsent(unsent)
-        self._answers.over(unsent.shot)
+        self._scribe.over(unsent.shot)
         self.tallies.closed(record)
         self._on_close(Exchange(record), None)
 

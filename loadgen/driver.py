@@ -255,25 +255,32 @@ class Driver:
         self._finish_if_done()
 
     def _next_turn(self, shot: Shot, ended: int) -> None:
-        due = ended + (shot.after_ns or 0)
         if self._over[shot.id]:
             return
-        if due - self._t0 < self._phases.load_ns:
+        if self._in_time(shot, ended):
+            due = ended + (shot.after_ns or 0)
             self._agenda.at(due, lambda now: self._due(shot, due, now))
         else:
             self._give_up(shot, "load_ended", ended)
 
+    def _in_time(self, shot: Shot, ended: int) -> bool:
+        """Whether a later turn is due while there still is load."""
+        return ended + (shot.after_ns or 0) - self._t0 < self._phases.load_ns
+
     def _give_up(self, shot: Shot, why: str, ended: int) -> None:
         """A later turn that will never be due, and all that would have come after it; ``ended`` is the end
         of the last one that was. What begins anew does so all the same."""
-        if self._over[shot.id]:
-            return
-        self._unsent(shot, self._phases.of(ended - self._t0), why)
-        for later in self._followers.get(shot.id, ()):
-            if later.fresh:
-                self._next_turn(later, ended)
-            else:
-                self._give_up(later, why, ended)
+        left = [shot]
+        while left:
+            shot = left.pop()
+            if self._over[shot.id]:
+                continue
+            self._unsent(shot, self._phases.of(ended - self._t0), why)
+            for later in self._followers.get(shot.id, ()):
+                if later.fresh and self._in_time(later, ended):
+                    self._next_turn(later, ended)
+                else:
+                    left.append(later)
 
     def _unsent(
         self, shot: Shot, phase: str, why: str, due: int | None = None, outcome: Outcome = Outcome.NOT_SENT

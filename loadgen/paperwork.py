@@ -11,7 +11,7 @@ from typing import Any
 
 from loadgen.client import Address, Client
 from loadgen.clock import monotonic
-from loadgen.desk import Answers, Reader, Unsent, told_of
+from loadgen.desk import Reader, Scribe, Unsent, told_of
 from loadgen.frames import Frame, unpack_closed
 from loadgen.job import LoadJob
 from loadgen.observe import Kept, keep, new_salt, observe, tokenizer_of
@@ -34,16 +34,11 @@ class Paperwork:
     ) -> None:
         self._job, self._say = job, say
         self._dialect = job.target.make()
-        by_id = {shot.id: shot for shot in shots}
         self._bridge = ClockBridge()
-        self._reader = Reader(by_id, phases, job.renderer(self._dialect), 0, self._bridge)
-        self._glance = Reader(by_id, phases, self._reader.renderer, 0)
-        self._answers = Answers(shots)
+        self._scribe = scribe = Scribe(shots, phases, job.renderer(self._dialect))
+        self._reader = Reader(scribe.shots, phases, scribe.renderer, 0, self._bridge)
+        self._glance = Reader(scribe.shots, phases, scribe.renderer, 0)
         self._first = sorted((shot.due_ns, shot.id) for shot in shots if shot.due_ns is not None)
-        self._followers: dict[int, list[int]] = {}
-        for shot in shots:
-            if shot.parent is not None:
-                self._followers.setdefault(shot.parent, []).append(shot.id)
         self._records = RecordWriter(Path(job.records))
         self._attempts: RecordWriter | None = None
         self._tallies = Tallies(phases)
@@ -59,8 +54,7 @@ class Paperwork:
         return ((t0 + due, shot) for due, shot in self._first)
 
     def body(self, shot: int, attempt: int) -> None:
-        reader = self._reader
-        rendered = reader.renderer.render(reader.shots[shot], self._answers.of(shot), attempt)
+        rendered = self._scribe.render(shot, attempt)
         if self._wants_texts:
             self._messages[shot] = rendered.messages
         request = rendered.request
@@ -80,15 +74,13 @@ class Paperwork:
     def answer_at_once(self, frame: Frame) -> None:
         """If others follow this request: tell how it ended, and make their bodies, ahead of its record."""
         shot, last = frame[1][0], frame[3][2]
-        if not last or shot not in self._answers.followed:
+        if not last or shot not in self._scribe.followers:
             return
         closed = unpack_closed(frame)
         exchange = self._glance.closed(closed)
-        self._answers.add(shot, exchange.text)
         told = told_of(exchange.record, closed.closed, self._glance.t0)
-        for follower in self._followers[shot]:
-            if told.completed or self._reader.shots[follower].fresh:
-                self.body(follower, 1)
+        for follower in self._scribe.ended(shot, exchange.text, told, self._glance.t0):
+            self.body(follower, 1)
         self._say(("told", shot, told.completed, told.outcome, told.at))
 
     def closed(self, closed: Closed) -> None:
@@ -103,7 +95,7 @@ class Paperwork:
             return
         self._tallies.closed(record)
         self._records.append(record)
-        self._answers.over(closed.shot)
+        self._scribe.over(closed.shot)
         messages = self._messages.pop(closed.shot, None)
         kept = keep(exchange, messages) if messages is not None else None
         if kept is not None:
@@ -114,7 +106,7 @@ class Paperwork:
         record = self._reader.unsent(Unsent(shot, phase, why, due, Outcome(outcome)))
         self._tallies.closed(record)
         self._records.append(record)
-        self._answers.over(shot)
+        self._scribe.over(shot)
         self._messages.pop(shot, None)
 
     # --- what is said of it

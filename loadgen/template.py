@@ -73,13 +73,15 @@ class Template:
 def template_of(read: bytes, reading: Reading) -> Template | None:
     """What may be the template of a read that brought just one event, if it `holds`; None if that event
     said more than a text."""
-    if len(reading.choices) != 1 or reading != Reading(reading.choices):
+    if len(reading.choices) != 1:
         return None
     (delta,) = reading.choices
     text = delta.content or delta.reasoning
-    if not text or delta not in (
-        ChoiceDelta(delta.index, content=text),
-        ChoiceDelta(delta.index, reasoning=text),
+    if not text or delta.ids is not None:
+        return None
+    if reading not in (
+        Reading((ChoiceDelta(delta.index, content=text),)),
+        Reading((ChoiceDelta(delta.index, reasoning=text),)),
     ):
         return None
     hole = b'"' + text.encode(errors="replace") + b'"'

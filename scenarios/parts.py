@@ -53,7 +53,14 @@ def _slo_bounds(scenario: Scenario) -> dict[str, tuple[float, ...]]:
 def loads(scenario: Scenario) -> tuple[Load, ...]:
     """The scenario's loads as the plan takes them: each with the rank of its class."""
     return tuple(
-        Load(load.class_, load.arrives, load.works, load.tenant, scenario.classes[load.class_].rank)
+        Load(
+            load.class_,
+            load.arrives,
+            load.works,
+            load.tenant,
+            scenario.classes[load.class_].rank,
+            tenants=load.shares(),
+        )
         for load in traces.seeded(scenario).load
     )
 

@@ -22,9 +22,10 @@ from engine.config import (
     SchedulerConfig,
 )
 from faults.fault import Fault
-from loadgen.plan import Arrival, Phases, Seconds, Workload
+from loadgen.plan import Arrival, Phases, Seconds, Share, Workload
 from loadgen.rules import Cap, Retries, Timeouts
 from loadgen.targets.http import option_fault
+from loadgen.tenants import check_shares, zipf
 from loadgen.tracefiles import Trace
 
 NotAKey = "not a key"
@@ -145,21 +146,36 @@ class ClassSpec:
 
 @dataclass(frozen=True, slots=True)
 class LoadSpec:
-    """One stream of requests: whose, and either a recorded load, or when and what."""
+    """One stream of requests: whose, and either a recorded load, or when and what.
+
+    ``tenants`` draws the tenant of each session by shares; ``zipf_tenants`` names that many, of which the
+    k-th has a share in proportion to 1/k. Without them all belong to ``tenant``.
+    """
 
     class_: str
     arrival: Arrival | None = None
     workload: Workload | None = None
     trace: Trace | None = None
     tenant: str = "default"
+    tenants: Mapping[str, Share] | None = None
+    zipf_tenants: int | None = None
 
     def __post_init__(self) -> None:
+        if self.tenants is not None:
+            check_shares(self.tenants)
+        if self.tenants is not None and self.zipf_tenants is not None:
+            raise ValueError("give tenants or zipf_tenants, not both")
+        self.shares()
         made = [key for key in ("arrival", "workload") if getattr(self, key) is not None]
         if self.trace is not None and made:
             raise ValueError(f"a load has a trace, or arrival and workload; this one has trace and {made[0]}")
         if self.trace is None and len(made) < 2:
             missing = "workload" if made == ["arrival"] else "arrival"
             raise ValueError(f"missing key {missing!r} (a load has arrival and workload, or a trace)")
+
+    def shares(self) -> Mapping[str, float] | None:
+        """Of the tenants; None if there is one only. Raises ValueError for a number that cannot be."""
+        return self.tenants if self.zipf_tenants is None else zipf(self.zipf_tenants)
 
     @property
     def arrives(self) -> Arrival:

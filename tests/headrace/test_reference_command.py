@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
+from dataclasses import fields
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -164,3 +166,16 @@ def test_wrong_options_exit_2(arguments: tuple[str, ...], words: str) -> None:
     done = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert words in done.stderr
+
+
+def test_the_documented_script_is_the_default_one(tmp_path: Path) -> None:
+    """docs/reference.md names every key of a script, with the defaults that hold; its example is valid."""
+    text = (Path(__file__).parents[2] / "docs" / "reference.md").read_text()
+    whole, example = re.findall(r"```yaml\n(.*?)```", text, re.S)
+    for name, block in (("whole.yaml", whole), ("example.yaml", example)):
+        (tmp_path / name).write_text(block)
+    assert read_script(tmp_path / "whole.yaml", []) == Script()
+    assert set(re.findall(r"^(\w+):", whole, re.M)) == {field.name for field in fields(Script)}
+    assert len(read_script(tmp_path / "example.yaml", []).failures) == 2
+    framing = "".join(re.findall(r"^\| (`.*?) \|", text.split("**Framing**")[1].split("###")[0], re.M))
+    assert set(re.findall(r"`(\w+)`", framing)) == {field.name for field in fields(Framing)}
