@@ -31,7 +31,13 @@ from loadgen.transport import Ending, HttpRequest
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 DELTA = {"index": 0, "delta": {"content": " token"}, "finish_reason": None}
-EVENT = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [DELTA]}
+EVENT = {
+    "id": "chatcmpl-1",
+    "object": "chat.completion.chunk",
+    "created": 1,
+    "model": "m",
+    "choices": [DELTA],
+}
 
 
 def chunk(data: bytes) -> bytes:
@@ -125,7 +131,9 @@ def _pin(cpu: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rate", type=float, default=100_000.0, help="events per second")
     parser.add_argument("--streams", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=3.0)

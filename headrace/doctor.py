@@ -97,7 +97,7 @@ def diagnose(options: DoctorOptions, say: Say) -> Diagnosis:
 
             def try_rate(rate: float) -> Step:
                 order = Order.poisson(rate, script, processes=options.processes, cpus=client_cpus)
-                return prevented(order, facts) or _tried(order, server, tail)
+                return prevented(order, facts) or _tried(order, server, tail, first=rate == options.start)
 
             steps, cut_short = searched(options, try_rate, say, time.monotonic)
     except (ServerFailed, ProbeFailed, OSError) as error:
@@ -106,9 +106,16 @@ def diagnose(options: DoctorOptions, say: Say) -> Diagnosis:
     return Diagnosis(facts, found, cost, time.monotonic() - began, _stolen(steal, read_steal()), cut_short)
 
 
-def _tried(order: Order, server: ReferenceServer, tail: LogTail) -> Step:
+def _tried(order: Order, server: ReferenceServer, tail: LogTail, first: bool) -> Step:
+    """A load process that fails under a higher rate has found its limit; one that cannot serve the first
+    is broken. Raises ProbeFailed."""
     with tempfile.TemporaryDirectory(prefix="headrace-doctor-") as folder:
-        return asyncio.run(probe(order, server, tail, Path(folder))).step
+        try:
+            return asyncio.run(probe(order, server, tail, Path(folder))).step
+        except ProbeFailed as error:
+            if first:
+                raise
+            return Step(order.rate, order.tokens, prevented="client", why=str(error))
 
 
 def searched(
@@ -143,7 +150,7 @@ def line(step: Step, bound: float) -> str:
     """One step as a line of progress."""
     judged = judge(step, bound)
     if step.prevented is not None:
-        return f"{step.rate:>7,.0f} streams/s  not tried: {step.why}"
+        return f"{step.rate:>7,.0f} streams/s  {step.why}"
     return (
         f"{step.rate:>7,.0f} streams/s  TTFT error p99 {_ms(step.ttft_p99)}  token {_ms(step.token_p99)}  "
         f"late {_ms(step.lateness_p99)}  lost {step.lost}  CPU client {_share(step.client_cpu)} "

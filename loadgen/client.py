@@ -83,7 +83,7 @@ class Client:
         self._route = Route.literal(address.host, address.port)
         self._resolving: asyncio.Task[None] | None = None
         self._undialled: list[Connection] = []
-        self._idle: list[Connection] = []
+        self._idle: dict[Connection, None] = {}  # the last one is the last to have been used
         self._open: set[Connection] = set()
         self._waiting: deque[Exchange] = deque()
         self._closed = False
@@ -145,13 +145,12 @@ class Client:
         if waiter is not None:
             waiter.granted(connection, self._clock(), False)
         else:
-            self._idle.append(connection)
+            self._idle[connection] = None
 
     def lost(self, connection: Connection) -> None:
         """It is closed, which makes room for another one."""
         self._open.discard(connection)
-        if connection in self._idle:
-            self._idle.remove(connection)
+        self._idle.pop(connection, None)
         if not self._full and (waiter := self._next_waiting()) is not None:
             self._open_for(waiter)
 
@@ -163,10 +162,11 @@ class Client:
 
     def _take_idle(self) -> Connection | None:
         while self._idle:
-            connection = self._idle[-1]
+            connection = next(reversed(self._idle))
             connection.look()  # the server may have closed it, which takes it out of the pool
-            if self._idle and self._idle[-1] is connection:
-                return self._idle.pop()
+            if connection in self._idle:
+                del self._idle[connection]
+                return connection
         return None
 
     def _next_waiting(self) -> Exchange | None:

@@ -98,14 +98,17 @@ class Connection:
         assert self._channel is not None
         assert self._exchange is None
         exchange.connection = self
+        self._claim = None
         self._exchange, self._sink, self._new = exchange, exchange.sink, new
         self._parser, self._framing, self._unsent = ResponseParser(), None, True
         payload, exchange.payload = exchange.payload, b""
         self._channel.write(payload)
 
     def spare(self) -> None:
-        """Nobody needs it after all."""
-        self._pool.released(self)
+        """Nobody needs it for now."""
+        self._claim = None
+        if not self._closed:
+            self._pool.released(self)
 
     def look(self) -> None:
         """Hear now of what the event loop has not told yet."""
@@ -124,9 +127,8 @@ class Connection:
     # --- Owner of the channel
 
     def opened(self, t: int) -> None:
-        claim, self._claim = self._claim, None
-        assert claim is not None
-        claim.granted(self, t, True)
+        assert self._claim is not None
+        self._claim.granted(self, t, True)
 
     def received(self, t: int, data: bytes, real: int) -> None:
         framing, sink = self._framing, self._sink

@@ -75,6 +75,8 @@ def _takes(hint: Any) -> str:
     """What a field takes, in words."""
     if unit := unit_of(hint):
         return f"{unit.noun.removeprefix('a ')} ({unit.example})"
+    if hint in TABLES:
+        return f"one of the {_NAMES[hint.__name__]}"
     if is_union(hint):
         classes = first_keys(get_args(hint)).values()
         for name, union in _DRAWN.items():

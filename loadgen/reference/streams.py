@@ -74,16 +74,14 @@ class Stream:
     def written(self) -> tuple[Stamps, Late]:
         """The stamp of each token event whose last byte was written, and how late it was against the script,
         in ns; a lateness of 4.29 s and more is 4.29 s."""
-        count = len(self.stamps)
-        stamps = np.array(self.stamps, np.int64)
+        count = len(self.stamps) - bool(self.rest)  # a piece that did not go out in full does not count
+        stamps = np.array(self.stamps[:count], np.int64)
         late = stamps - np.array(self.offsets[:count], np.int64) - self.base
         if self.tokens[:2] == (0, 1) and self.tokens.count(1) == self.last:
             stamps, late = stamps[1:], late[1:]  # the head, then a write for each token: the usual script
         else:
             stamps, late = np.repeat(stamps, self.tokens[:count]), np.repeat(late, self.tokens[:count])
-        if len(late) and late[-1] > _MOST_LATE:
-            late = np.minimum(late, _MOST_LATE)
-        return stamps, late.astype(np.uint32)
+        return stamps, np.minimum(late, _MOST_LATE).astype(np.uint32)
 
 
 class Timeline:
@@ -109,8 +107,10 @@ class Timeline:
     @property
     def next_due(self) -> int | None:
         """ns on the clock."""
-        heads = [line[0][0] for line in (self._queue, self._heap) if line]
-        return min(heads, default=None)
+        queue, heap = self._queue, self._heap
+        if not queue:
+            return heap[0][0] if heap else None
+        return min(queue[0][0], heap[0][0]) if heap else queue[0][0]
 
     def add(self, stream: Stream) -> None:
         heapq.heappush(self._heap, (stream.base + stream.offsets[stream.index], stream.number, stream))

@@ -111,26 +111,30 @@ def table(source: Source, spec: Mapping[str, Field]) -> Iterator[Row]:
     head = next(lines, None)
     if head is None:
         return
-    names = [name.strip() for name in _cells(head.text) or ()]
+    names = _cells(head.text) or []
     usable, sound = _header(names, spec, source.say(head.number))
     number = head.number
     for number, _, text in lines if usable else ():
-        say, cells = source.say(number), _cells(text)
+        cells = _cells(text)
         if cells is None:
-            say("not a line of CSV: its quotes do not match")
-        elif [cell.strip() for cell in cells] == names:
-            say("the header a second time: were files joined?")
+            source.say(number)("not a line of CSV: its quotes do not match")
+        elif cells == names:
+            source.say(number)("the header a second time: were files joined?")
         elif len(cells) == len(names):
-            yield Row(number, {n: cell.strip() for n, cell in zip(names, cells, strict=True) if n in spec})
+            values = dict(zip(names, cells, strict=True))
+            yield Row(number, values if sound else {name: values[name] for name in names if name in spec})
         elif sound:  # else it is the header that is wrong
-            say(f"{len(cells)} fields under {len(names)} columns")
+            source.say(number)(f"{len(cells)} fields under {len(names)} columns")
     if usable and number == head.number:
         source.say(number)("no rows after the header")
 
 
 def _cells(text: str) -> list[str] | None:
+    """The fields of a line, without space around them; None if it is no CSV."""
+    if '"' not in text:
+        return [cell.strip() for cell in text.split(",")]
     try:
-        return next(csv.reader([text], strict=True), [])
+        return [cell.strip() for cell in next(csv.reader([text], strict=True), [])]
     except csv.Error:
         return None
 

@@ -178,7 +178,7 @@ def seconds(value: float) -> str:
     """A duration as people write it: 850 ms, 1.2 s, 3,600 s."""
     if value == 0:
         return "0"
-    for unit, size in (("µs", 1e-6), ("ms", 1e-3)):
+    for unit, size in (("ns", 1e-9), ("µs", 1e-6), ("ms", 1e-3)):
         if abs(value) < 999.5 * size:
             return f"{digits(value / size)} {unit}"
     return f"{digits(value)} s"

@@ -61,6 +61,8 @@ def _texts(data: RunData, summary: Mapping[str, Any]) -> dict[str, Any]:
         "client_words": words.client_words(summary),
         "stamp_words": words.stamp_words(summary),
         "processes": _processes(summary),
+        "sending": words.sending_rows(summary),
+        "timeout_words": words.timeout_words(summary),
         "health": words.health_rows(summary),
         "gates": words.gate_rows(summary),
         "classes": _classes(summary),

@@ -173,11 +173,9 @@ def _points(frame: _Frame, curve: Curve, column: str, y: Scale) -> None:
 def _tip(run: PointRun, curve: Curve) -> str:
     row = run.rows[curve.rows]
     again = ", second run" if run.repeat else ""
-    return (
-        f"{name_of(run.at)}{again} · {curve.name or 'all'}: {run.decision.value}, TTFT p50 {duration(row['ttft_sched_p50'])}, "
-        f"p90 {duration(row['ttft_sched_p90'])}, good {rate(row['good_rate'])}/s, "
-        f"attained {percent(row['attainment'])}"
-    )
+    ttft = f"TTFT p50 {duration(row['ttft_sched_p50'])}, p90 {duration(row['ttft_sched_p90'])}"
+    good = f"good {rate(row['good_rate'])}/s, attained {percent(row['attainment'])}"
+    return f"{name_of(run.at)}{again} · {curve.name or 'all'}: {run.decision.value}, {ttft}, {good}"
 
 
 def _safe_ticks(frame: _Frame, drawn: Sequence[Curve], document: Mapping[str, Any]) -> None:

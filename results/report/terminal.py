@@ -180,4 +180,6 @@ def show_verdict(summary: Mapping[str, Any], console: Console) -> None:
     length = seconds((b - a) * 1e-9)
     n = summary["all"]["planned"]
     about = f"{escape(summary['scenario'])}, {kind}, {n:,} request{'' if n == 1 else 's'} in {length}"
+    if limits := words.timeout_words(summary):
+        console.print(f"\n[dim]{limits}[/]", highlight=False)
     console.print(f"\nverdict {_toned(summary['verdict'])}{why}  [dim]{about}[/]", highlight=False)

@@ -171,9 +171,9 @@ def _bound(client: Mapping[str, Any]) -> str:
 
 
 _STAMPS = {
-    "kernel": "arrivals stamped by the kernel",
-    "user": "arrivals stamped by the client itself",
-    "mixed": "arrivals stamped by the kernel where it did, else by the client itself",
+    "kernel": "Arrivals were stamped by the kernel",
+    "user": "Arrivals were stamped by the client itself",
+    "mixed": "Arrivals were stamped by the kernel where it did, else by the client itself",
 }
 
 
@@ -182,7 +182,7 @@ def stamp_words(summary: Mapping[str, Any]) -> str:
     client = summary["client"]
     if client["stamp"] is None:
         return ""
-    said = [_STAMPS[client["stamp"]]]
+    said = ["Arrivals have exact, virtual times" if summary["virtual"] else _STAMPS[client["stamp"]]]
     if client["stamp"] == "mixed":
         said[0] += f" ({percent(client['kernel_share'])} wholly by the kernel)"
     if client["skew_us"]:
@@ -192,6 +192,38 @@ def stamp_words(summary: Mapping[str, Any]) -> str:
     if client["conn_new_share"]:
         said.append(f"{percent(client['conn_new_share'])} of the requests opened a connection")
     return "; ".join(said) + "."
+
+
+def timeout_words(summary: Mapping[str, Any]) -> str:
+    """The client's own limits (MEASUREMENT C28); "" if the run set none."""
+    named = [f"{name.replace('_', ' ')} {seconds(limit)}" for name, limit in summary["timeouts"].items()]
+    return f"The client gave up after: {', '.join(named)}." if named else ""
+
+
+def sending_rows(summary: Mapping[str, Any]) -> list[list[str]]:
+    """How each class's load came: law of the sends, waits before them, connections (MEASUREMENT C8, C18)."""
+    rows = []
+    for name, block in by_rank(summary).items():
+        sent, metrics = block["offered"], block["metrics"]
+        rows.append(
+            [
+                class_name(name, block),
+                f"{metrics['send_lag']['n']:,}",
+                rate(sent["gap_cv"]),
+                rate(sent["dispersion_1s"]),
+                duration(sent["burst_skew_s"]),
+                *(duration(metrics[lag]["max"]) for lag in ("client_lag", "cap_wait")),
+                *(duration(_high(metrics[wait])) for wait in ("pool_wait", "connect")),
+                str(block["retried"]),
+            ]
+        )
+    return rows
+
+
+def _high(table: Mapping[str, Any]) -> float | None:
+    """p99, or the maximum of few."""
+    found: float | None = table["max"] if table["p99"] is None else table["p99"]
+    return found
 
 
 HEADLINES = {

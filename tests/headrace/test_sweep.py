@@ -374,7 +374,7 @@ def test_users_replace_an_open_arrival(app: typer.Typer, small: Path, tmp_path: 
     )
     closed = SMALL.replace("{type: constant, rate: 4/s}", "{type: concurrency, users: 2, think: 1s}")
     assert overrides("ping.concurrency=1:4", closed, tmp_path, "3") == ("load.0.arrival.users=3",)
-    with pytest.raises(UsageFailed, match="vary ping.concurrency"):
+    with pytest.raises(UsageFailed, match=r"vary ping\.concurrency"):
         overrides("ping.rate=1:4", closed, tmp_path, "3")
     called(app, small, "--axis", "ping.concurrency=1,4", *QUICK, "--out", tmp_path / "users", "--quiet")
     one, four = document(tmp_path / "users")["runs"][0], document(tmp_path / "users")["runs"][-1]

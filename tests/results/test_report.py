@@ -109,8 +109,9 @@ def test_ticks_lie_on_the_axis_and_rise(low: float, factor: float) -> None:
 
 def test_durations_read_well() -> None:
     """The unit follows the size."""
-    assert [seconds(v) for v in (0, 2e-6, 0.0123, 0.85, 0.9996, 1.234, 3600, -0.0071)] == [
+    assert [seconds(v) for v in (0, 3e-9, 2e-6, 0.0123, 0.85, 0.9996, 1.234, 3600, -0.0071)] == [
         "0",
+        "3 ns",
         "2 µs",
         "12.3 ms",
         "850 ms",

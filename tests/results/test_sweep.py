@@ -148,7 +148,7 @@ def test_a_gap_that_no_run_decides_is_narrowed_from_both_sides(
 
 
 def test_two_runs_that_disagree_widen_the_bracket() -> None:
-    """6 passes once and fails the second time: the end goes down to 4, the next that passed, and 6 is named."""
+    """6 passes once and fails the second time: the end goes down to 4, which passed too; 6 is named."""
 
     def target(asked: Ask) -> Verdict:
         if asked == Ask(6, 1):
