@@ -16,6 +16,7 @@ from types import MappingProxyType, NoneType
 from typing import Any, get_args, get_origin
 
 from engine.telemetry import METRICS as ENGINE_METRICS
+from results.compat import FORMULAS
 from results.counters import COUNTERS
 from results.metrics import METRICS
 from results.slices import DIMS
@@ -174,6 +175,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "policies": policies,
     "metric-kinds": metric_kinds,
     "counters": counters,
+    "compat-formulas": lambda: table(("formula", "is"), [(f"`{id}`", text) for id, text in FORMULAS.items()]),
     "slice-dimensions": lambda: ", ".join(f"`{dim}`" for dim in DIMS) + "\n",
     "engine-metrics": engine_metrics,
 }

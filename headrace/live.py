@@ -109,8 +109,22 @@ def _url_site(target: UrlTarget) -> LiveSite:
     return LiveSite(target_job(target), controls, False, {"co_located": is_local(target.url)})
 
 
+def limit_of(target: UrlTarget) -> int | None:
+    """Most tokens, prompt and answer, that the target's model takes, where its list of models tells (as
+    that of vLLM does). Raises TargetFailed if it does not answer."""
+    for row in asyncio.run(_listed(target.url, target.key_env)):
+        if row.get("id") == target.model and isinstance(limit := row.get("max_model_len"), int):
+            return limit
+    return None
+
+
 async def models_of(url: str, key_env: str | None) -> list[str]:
     """Ids of ``/v1/models``, also to see whether anybody answers. Raises TargetFailed with the reason."""
+    return [str(row["id"]) for row in await _listed(url, key_env) if "id" in row]
+
+
+async def _listed(url: str, key_env: str | None) -> list[dict[str, Any]]:
+    """The rows of ``/v1/models``; none if it answers something else: the first request will show."""
     headers = {}
     if key_env is not None:
         key = os.environ.get(key_env)
@@ -133,9 +147,10 @@ async def models_of(url: str, key_env: str | None) -> list[str]:
             f"{where} answers {response.status_code}: set target.key_env to the key's variable"
         )
     try:
-        return [str(row["id"]) for row in response.json()["data"]]
+        rows = response.json()["data"]
     except (ValueError, KeyError, TypeError):
-        return []  # it answers, but lists no models: the first request will show
+        return []
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
 def target_override(url: str) -> str:

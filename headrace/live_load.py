@@ -141,6 +141,7 @@ def _job(target: TargetJob, order: LoadOrder, slice: int, salt: int) -> LoadJob:
         tag=order.tag,
         nonce=order.nonce,
         unit=order.unit,
+        tokenizer=order.tokenizer,
         whole=order.whole,
         rules=order.rules.with_caps(caps),
         warm_connections=warm_connections(order.plan, slice, order.connections),

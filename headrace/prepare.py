@@ -8,6 +8,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from engine.model import ModelError
+from engine.model.loader import max_positions, resolve
 from faults.conductor import edit
 from headrace.errors import UsageFailed
 from loadgen.arrivals import Concurrency
@@ -15,33 +17,52 @@ from loadgen.demand import demand, planned_arrivals
 from loadgen.foresight import Problem, foresee, in_flight_bounds
 from loadgen.plan import Plan
 from loadgen.text import Unit
+from loadgen.vocabulary import vocabulary_of
 from results.gates import parse_gates, planned_warnings
 from results.judging import Judging
 from scenarios import load as files
 from scenarios import parts
-from scenarios.schema import EngineTarget, Scenario
+from scenarios.schema import EngineTarget, Scenario, UrlTarget
 
 SECOND = 1_000_000_000
 
 
 def load_scenario(
-    path: Path, overrides: Sequence[str] = (), *, virtual: bool = False, seed: int | None = None
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    virtual: bool = False,
+    seed: int | None = None,
+    context: int | None = None,
 ) -> Scenario:
     """Read a file, or a shipped scenario by its name. A seed is drawn if neither it nor the caller has one.
 
-    Raises UsageFailed with every error at once.
+    Raises UsageFailed with every error at once, loads that could pass the model's limit among them.
+    ``context`` is that of a foreign target, where it tells it.
     """
     library = files.shipped()
     found = path if path.exists() else library.get(path.stem if path.suffix == ".yaml" else path.name)
     if found is None:
         raise UsageFailed(f"{path}: no such file; shipped scenarios: {', '.join(library)}")
     try:
-        scenario = files.load(found, overrides, virtual=virtual)
+        scenario = files.load(found, overrides, virtual=virtual, context=context)
+        if not virtual and (limit := _own_limit(scenario)) is not None:
+            files.load(found, overrides, context=limit)
     except files.ScenarioError as error:
         raise UsageFailed(f"{path} cannot be run:", *(f"  {line}" for line in error.errors)) from error
     if seed is not None:
         return replace(scenario, seed=seed)
     return scenario if scenario.seed is not None else replace(scenario, seed=secrets.randbelow(2**31))
+
+
+def _own_limit(scenario: Scenario) -> int | None:
+    """Most tokens that the model of our own engine takes; None if it is not there, which its start says."""
+    if not isinstance(scenario.target, EngineTarget):
+        return None
+    try:
+        return max_positions(parts.engine_config(scenario))
+    except (ModelError, ValueError):
+        return None
 
 
 def shipped() -> dict[str, str]:
@@ -149,3 +170,19 @@ def text_unit(scenario: Scenario) -> Unit:
     """What one token of prompt text is for the target's tokenizer."""
     target = scenario.target
     return "byte" if isinstance(target, EngineTarget) and target.engine.model == "tiny" else "word"
+
+
+def tokenizer_file(scenario: Scenario) -> str | None:
+    """The tokenizer.json that makes prompts of exact lengths for a live target: the one that the scenario
+    names, or that of our own engine's model. None: words are as usual."""
+    target = scenario.target
+    if isinstance(target, UrlTarget):
+        return target.tokenizer
+    model = resolve(target.engine.model)
+    if not isinstance(model, Path):
+        return None
+    try:
+        vocabulary_of(model / "tokenizer.json")
+    except ValueError:
+        return None
+    return str(model / "tokenizer.json")

@@ -19,7 +19,7 @@ from headrace.console import View
 from headrace.errors import Interrupted, UsageFailed
 from headrace.evidence import Scene, audit, collect, until_quiet
 from headrace.interrupt import beside, stopped_by_ctrl_c
-from headrace.live import live_site, preflight, target_override, with_first_model
+from headrace.live import limit_of, live_site, preflight, target_override, with_first_model
 from headrace.manifest import manifest
 from headrace.site import LEAD_NS, Load, LoadOrder, Site
 from headrace.verdict import Outcome, conclude
@@ -60,6 +60,8 @@ def run_scenario(path: Path, options: Options, view: View) -> Outcome:
     if options.target is not None:  # only now: a broken scenario is said before anybody is asked
         assert isinstance(scenario.target, UrlTarget), "overridden"
         scenario = replace(scenario, target=with_first_model(scenario.target))
+    if isinstance(scenario.target, UrlTarget) and (context := limit_of(scenario.target)) is not None:
+        prepare.load_scenario(path, overrides, context=context)
     try:
         if options.virtual:
             data = run_virtual(lambda clock: run(scenario, options, clock, view))
@@ -184,4 +186,5 @@ def _order(scenario: Scenario, plan: Plan, options: Options, folder: Path) -> Lo
         scenario.client.processes,
         scenario.client.connections,
         options.keep_text,
+        None if options.virtual else prepare.tokenizer_file(scenario),
     )

@@ -40,6 +40,8 @@ class LoadOrder:
     """Load processes of a live run; the plan has as many slices."""
     connections: int | None = None
     keep_text: bool = False
+    tokenizer: str | None = None
+    """Path of the target's tokenizer.json, for prompts of exact lengths."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ def record_of(shot: Shot, outcome: Outcome, phase: str, model: str) -> Record:
         turn=shot.turn,
         parent=shot.parent,
         model=model,
+        adapter=shot.adapter,
         faults=[shot.fault] if shot.fault is not None else [],
         n_in_asked=shot.n_in_asked,
         n_out_asked=shot.n_out_asked,

@@ -6,7 +6,7 @@ import ssl
 from typing import Protocol
 
 from loadgen.clock import Clock
-from loadgen.http1 import Framing, Head, ResponseParser
+from loadgen.http1 import Framing, ResponseParser
 from loadgen.route import Route
 from loadgen.sockets import Channel, named
 from loadgen.transport import Ending, Sink
@@ -38,12 +38,18 @@ class Pool(Protocol):
 class Exchange:
     """One request on its way, and the one place that tells its sink that it is over."""
 
-    __slots__ = ("_clock", "connection", "over", "payload", "sink")
+    __slots__ = ("_clock", "connection", "payload", "sink")
 
     def __init__(self, payload: bytes, sink: Sink, clock: Clock) -> None:
-        self.payload, self.sink, self._clock = payload, sink, clock
-        self.over = False
+        self.payload, self._clock = payload, clock
+        self.sink: Sink | None = sink
+        """None once it is over. Whoever may abort an exchange holds it, and it would hold him; the collector,
+        which finds such circles, is off in the window."""
         self.connection: Connection | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.sink is None
 
     def abort(self) -> None:
         """Idempotent."""
@@ -55,15 +61,15 @@ class Exchange:
             self.finish(self._clock(), "aborted", "closed by the client while waiting for a connection")
 
     def finish(self, t: int, how: Ending, detail: str) -> None:
-        if not self.over:
-            self.over = True
-            self.connection = None
-            self.sink.closed(t, how, detail)
+        sink, self.sink, self.connection = self.sink, None, None
+        if sink is not None:
+            sink.closed(t, how, detail)
 
     # --- Claim
 
     def granted(self, connection: Connection, t: int, new: bool) -> None:
-        self.sink.connected(t, new)
+        if self.sink is not None:
+            self.sink.connected(t, new)
         if self.over:  # that was too late for it
             connection.spare()
         else:
@@ -159,22 +165,19 @@ class Connection:
 
     def _first(self, t: int, data: bytes, real: int) -> None:
         """A read before the end of the head, or one that nobody asked for."""
-        exchange = self._exchange
-        if exchange is None:
+        exchange, sink = self._exchange, self._sink
+        if exchange is None or sink is None:
             self.close("the server spoke unasked")
             return
         piece = self._parser.feed(data)
         self._framing = self._parser.framing
         if piece.head is not None:
-            self._headers(t, piece.head, exchange, real)
+            self._keep_alive = piece.head.keep_alive
+            sink.headers(t, piece.head.status, piece.head.headers, real)
         if piece.body and self._exchange is exchange:
-            exchange.sink.data(t, piece.body, real)
+            sink.data(t, piece.body, real)
         if (piece.complete or piece.broken) and self._exchange is exchange:
             self._ended(t, piece.broken)
-
-    def _headers(self, t: int, head: Head, exchange: Exchange, real: int) -> None:
-        self._keep_alive = head.keep_alive
-        exchange.sink.headers(t, head.status, head.headers, real)
 
     def _ended(self, t: int, broken: str) -> None:
         """By its framing; the sink may have let go of it in its last read."""

@@ -43,6 +43,8 @@ class LoadJob:
     nonce: str | None = None
     """Of a cold run; None leaves prompts as they are."""
     unit: Unit = "word"
+    tokenizer: str | None = None
+    """Path of the target's tokenizer.json, for prompts of exact lengths; None = ``unit`` has to do."""
     whole: tuple[str, ...] = ()
     """Classes whose answers are not streamed."""
     rules: Rules = Rules()
@@ -61,7 +63,8 @@ class LoadJob:
     """Of the observed hashes; load processes of one run must share it."""
 
     def renderer(self, dialect: Dialect) -> Renderer:
-        return Renderer(Prompter(TextMaker(self.unit), self.nonce), dialect, self.tag, frozenset(self.whole))
+        maker = TextMaker.made_for(self.unit, self.tokenizer)
+        return Renderer(Prompter(maker, self.nonce), dialect, self.tag, frozenset(self.whole))
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -98,10 +98,15 @@ class Load:
     tenants: Mapping[str, Share] | None = None
     """The tenant of each session is drawn by these shares, which sum to 1; None = all are ``tenant``'s.
     ``loadgen.tenants.zipf`` makes a long tail of them."""
+    adapters: Mapping[str, Share] | None = None
+    """The adapter that each session asks for, by these shares; what is left of 1 asks for the model itself.
+    A recorded session keeps its own."""
 
     def __post_init__(self) -> None:
         if self.tenants is not None:
             check_shares(self.tenants)
+        if self.adapters is not None:
+            check_shares(self.adapters, "adapter", whole=False)
 
     @property
     def closed(self) -> bool:

@@ -20,7 +20,7 @@ import numpy as np
 from loadgen.load import LEAST_REQUEST_S, ClosedLoop, Load, Opening, Turn
 from loadgen.shot import Phases, Shot
 from loadgen.streams import stream
-from loadgen.tenants import draw
+from loadgen.tenants import draw, draw_some
 
 _LEAST_NS = round(LEAST_REQUEST_S * 1e9)
 
@@ -84,6 +84,8 @@ class _Line:
     openings: list[_Waiting]
     tenants: list[str]
     """Of each who comes, where they are drawn."""
+    adapters: list[str | None]
+    """The same."""
     users: list[_User]
     loop: ClosedLoop | None
 
@@ -100,6 +102,9 @@ class _Line:
             slices,
             openings=[(at, index, number) for index, at in enumerate(due)],
             tenants=drawn or [],
+            adapters=draw_some(load.adapters, len(due), stream(seed, "adapter", number))
+            if load.adapters
+            else [],
             users=[_User() for _ in due] if load.closed else [],
             loop=load.arrival if isinstance(load.arrival, ClosedLoop) else None,
         )
@@ -130,7 +135,7 @@ class _Line:
                 tenant=self.tenants[who] if self.tenants else load.tenant,
                 rank=load.rank,
                 slice=(who + self.number) % self.slices,
-                adapter=turn.adapter,
+                adapter=self.adapters[who] if self.adapters and turn.adapter is None else turn.adapter,
             )
             for k, (turn, place) in enumerate(zip(turns, _places(turns, number), strict=True))
         ]

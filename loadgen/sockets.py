@@ -62,6 +62,21 @@ class Channel(Protocol):
         """Idempotent; the owner hears no more."""
 
 
+class _Nobody:
+    """The Owner of what is closed."""
+
+    def opened(self, t: int) -> None: ...
+
+    def received(self, t: int, data: bytes, real: int) -> None: ...
+
+    def drained(self, t: int) -> None: ...
+
+    def lost(self, t: int, error: OSError | None) -> None: ...
+
+
+_NOBODY = _Nobody()
+
+
 class Sockets:
     """What the sockets of one client share: the running event loop's watch over them, clock and stamps."""
 
@@ -114,6 +129,7 @@ class Socket:
     def close(self) -> None:
         self._closed = True
         self._connected, self._unsent = False, None
+        self._owner = _NOBODY  # who holds this
         self._let_go()
 
     def settle(self) -> None:
@@ -166,7 +182,7 @@ class Socket:
             self._owner.drained(self._clock())
 
     def _cannot_send(self, error: OSError) -> None:
-        self._broken, self._unsent = error, None
+        self._broken, self._unsent = error.with_traceback(None), None
         self._show_interest()
         if error.errno not in _SEEN_BY_READING:
             asyncio.get_running_loop().call_soon(self._lose, error)
@@ -227,8 +243,9 @@ class Socket:
 
     def _lose(self, error: OSError | None) -> None:
         if not self._closed:
+            owner = self._owner
             self.close()
-            self._owner.lost(self._clock(), error)
+            owner.lost(self._clock(), error)
 
 
 @functools.cache

@@ -115,7 +115,7 @@ class TlsSocket:
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLError as error:
-            end = error
+            end = error.with_traceback(None)  # which holds this frame, and that the error
         return b"".join(parts), end
 
     def _flush(self) -> None:

@@ -199,7 +199,7 @@ def _lengths(view: View) -> Iterator[Finding]:
         if served.doubt:
             text = f"class {name}: prompts are not as long as asked for: {served.doubt}"
             yield Finding(
-                "served_length", text, "give target.tokenizer the path of the model's tokenizer.json"
+                "served_length", text, "give target.tokenizer the model's own tokenizer.json"
             )
 
 

@@ -241,21 +241,23 @@ SEND_CLOCK = ("ttft", "ttfo", "e2e", "slowdown")
 
 
 def wrong_clock(gate: Gate, classes: Mapping[str, ClassGoal]) -> str | None:
-    """Why the gate's clock cannot tell what it is asked of these classes; None if it can.
+    """Why the gate's clock cannot tell what it is asked of its classes; None if it can."""
+    goals = classes if gate.scope is None else {n: g for n, g in classes.items() if n == gate.scope}
+    return None if gate.group is not None else blind_to(gate.metric, goals)
+
+
+def blind_to(metric: str, goals: Mapping[str, ClassGoal]) -> str | None:
+    """Why a metric cannot tell how such classes are served, if it cannot.
 
     A closed loop is due whenever the answer before came, so only its send clock means anything; behind a
     declared cap the wait for the cap is before the send, so only the schedule clock does (C17).
     """
-    goals = classes if gate.scope is None else {n: g for n, g in classes.items() if n == gate.scope}
-    if gate.group is not None or not goals:
-        return None
-    scheduled = gate.metric.endswith("_sched")
-    if scheduled and not any(goal.open_loop for goal in goals.values()):
-        return f"{gate.metric} says nothing of a closed loop; use {gate.metric.removesuffix('_sched')}"
+    if metric.endswith("_sched") and goals and not any(goal.open_loop for goal in goals.values()):
+        return f"{metric} says nothing of a closed loop; use {metric.removesuffix('_sched')}"
     capped = [name for name, goal in goals.items() if goal.cap is not None and goal.open_loop]
-    if gate.metric in SEND_CLOCK and capped:
-        use = "" if gate.metric == "slowdown" else f"; use {gate.metric}_sched"
-        return f"{gate.metric} leaves out the wait for the cap of class {', '.join(capped)}{use}"
+    if metric in SEND_CLOCK and capped:
+        use = "" if metric == "slowdown" else f"; use {metric}_sched"
+        return f"{metric} leaves out the wait for the cap of class {', '.join(capped)}{use}"
     return None
 
 

@@ -20,10 +20,10 @@ from faults.worker import FreezeWorker, KillWorker
 from loadgen.vocabulary import vocabulary_of
 from loadgen.workload.lengths import Longest, Measured
 from results.counters import COUNTERS
-from results.gates import OUTCOMES, GateError, parse_gate
+from results.gates import OUTCOMES, GateError, blind_to, parse_gate, wrong_clock
 from results.metrics import METRICS
 from scenarios.faulty import nearest
-from scenarios.parts import engine_config
+from scenarios.parts import engine_config, goals
 from scenarios.schema import ClassSpec, EngineTarget, Scenario, UrlTarget
 
 Found = Iterator[tuple[tuple[str | int, ...], str]]
@@ -78,8 +78,8 @@ def _gates(data: Mapping[str, Any], classes: list[str] | None, faults: list[str]
             yield ("gates", i), str(error)
 
 
-def sense(scenario: Scenario) -> Found:
-    """Values that parse and still cannot be meant."""
+def sense(scenario: Scenario, context: int | None = None) -> Found:
+    """Values that parse and still cannot be meant. ``context``: see ``lengths``."""
     if scenario.phases.window <= 0:
         yield ("phases", "window"), "the window is what is judged: it must be longer than 0s"
     if not scenario.load:
@@ -90,13 +90,32 @@ def sense(scenario: Scenario) -> Found:
         if limit <= 0:
             yield ("timeouts", key), "a timeout must be longer than 0s: nothing could be answered in time"
     yield from _sizes(scenario)
-    yield from lengths(scenario)
+    yield from lengths(scenario, context)
+    for i, load in enumerate(scenario.load):
+        if load.adapters is not None and isinstance(scenario.target, EngineTarget):
+            yield (
+                ("load", i, "adapters"),
+                "the built-in engine serves no adapters; this needs target: {url: ..}",
+            )
     yield from _target(scenario)
     for name, spec in scenario.classes.items():
         yield from _class(name, spec)
+    yield from _clocks(scenario)
     for i, fault in enumerate(scenario.faults):
         for key, message in _fault(fault, scenario):
             yield ("faults", i, key), message
+
+
+def _clocks(scenario: Scenario) -> Found:
+    """Gates and objectives by a clock that cannot tell them (MEASUREMENT C17)."""
+    classes = goals(scenario)
+    for i, text in enumerate(scenario.gates):
+        if why := wrong_clock(parse_gate(text, tuple(classes)), classes):
+            yield ("gates", i), f"gate {text!r}: {why}"
+    for name, goal in classes.items():
+        for metric in goal.slo:
+            if why := blind_to(metric, {name: goal}):
+                yield ("classes", name, "slo", metric), why
 
 
 def _sizes(scenario: Scenario) -> Found:

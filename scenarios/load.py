@@ -32,24 +32,34 @@ class ScenarioError(Exception):
         self.errors = list(errors)
 
 
-def load(path: str | Path, overrides: Sequence[str] = (), *, virtual: bool = False) -> Scenario:
+def load(
+    path: str | Path, overrides: Sequence[str] = (), *, virtual: bool = False, context: int | None = None
+) -> Scenario:
     """Read a scenario file. ``overrides`` are ``KEY=VALUE`` as for ``--set`` and win over all else.
 
     With ``virtual`` the file's ``virtual:`` block is applied first; without it that block is checked
-    all the same. Raises ScenarioError, also for a file that cannot be read.
+    all the same. ``context``: most tokens that the model takes, where that is known otherwise than from the
+    file. Raises ScenarioError, also for a file that cannot be read.
     """
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ScenarioError([f"{path}: cannot be read: {error}"]) from error
-    return parse(text, str(path), overrides, virtual=virtual)
+    return parse(text, str(path), overrides, virtual=virtual, context=context)
 
 
-def parse(text: str, file: str, overrides: Sequence[str] = (), *, virtual: bool = False) -> Scenario:
+def parse(
+    text: str,
+    file: str,
+    overrides: Sequence[str] = (),
+    *,
+    virtual: bool = False,
+    context: int | None = None,
+) -> Scenario:
     """The same for a text; ``file`` names it in errors, and its stem names the scenario."""
     found: list[tree.Located] = []
-    asked = _variant(text, file, overrides, virtual, found)
+    asked = _variant(text, file, overrides, virtual, found, context)
     if not virtual and not found and asked is not None and asked.virtual:
         _variant(text, file, overrides, True, found)
     if found or asked is None:
@@ -58,7 +68,12 @@ def parse(text: str, file: str, overrides: Sequence[str] = (), *, virtual: bool 
 
 
 def _variant(
-    text: str, file: str, overrides: Sequence[str], virtual: bool, found: list[tree.Located]
+    text: str,
+    file: str,
+    overrides: Sequence[str],
+    virtual: bool,
+    found: list[tree.Located],
+    context: int | None = None,
 ) -> Scenario | None:
     """One reading of the file; what is wrong is added to ``found``."""
     try:
@@ -94,9 +109,9 @@ def _variant(
         if len(details) > _MOST_ERRORS:
             found.append(_located(root, (), f"and {len(details) - _MOST_ERRORS} more errors"))
     else:
-        for path, message in checks.sense(scenario):
+        for path, message in checks.sense(scenario, context):
             found.append(_located(root, path, message))
-        found += checks.too_long(scenario)
+        found += checks.too_long(scenario, context)
     return scenario
 
 

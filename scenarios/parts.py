@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from engine.config import ClassConfig, EngineConfig
+from loadgen.arrivals.concurrency import Concurrency
 from loadgen.job import TargetJob
 from loadgen.plan import Load
 from loadgen.rules import Rules
@@ -60,19 +61,23 @@ def loads(scenario: Scenario) -> tuple[Load, ...]:
             load.tenant,
             scenario.classes[load.class_].rank,
             tenants=load.shares(),
+            adapters=load.adapters,
         )
         for load in traces.seeded(scenario).load
     )
 
 
 def goals(scenario: Scenario) -> dict[str, ClassGoal]:
-    """What a request of each class must do to be good."""
+    """What a request of each class must do to be good. One closed loop makes a closed loop of its class."""
+    closed = {load.class_ for load in scenario.load if isinstance(load.arrives, Concurrency)}
     return {
         name: ClassGoal(
             rank=spec.rank,
             slo=spec.slo.bounds(),
             finish=spec.checks.finish,
             exact_output=spec.checks.exact_output,
+            open_loop=name not in closed,
+            cap=None if spec.cap is None else spec.cap.in_flight,
         )
         for name, spec in scenario.classes.items()
     }

@@ -149,7 +149,8 @@ class LoadSpec:
     """One stream of requests: whose, and either a recorded load, or when and what.
 
     ``tenants`` draws the tenant of each session by shares; ``zipf_tenants`` names that many, of which the
-    k-th has a share in proportion to 1/k. Without them all belong to ``tenant``.
+    k-th has a share in proportion to 1/k. Without them all belong to ``tenant``. ``adapters`` are shares of
+    the sessions that ask for an adapter by this name instead of the model.
     """
 
     class_: str
@@ -159,10 +160,13 @@ class LoadSpec:
     tenant: str = "default"
     tenants: Mapping[str, Share] | None = None
     zipf_tenants: int | None = None
+    adapters: Mapping[str, Share] | None = None
 
     def __post_init__(self) -> None:
         if self.tenants is not None:
             check_shares(self.tenants)
+        if self.adapters is not None:
+            check_shares(self.adapters, "adapter", whole=False)
         if self.tenants is not None and self.zipf_tenants is not None:
             raise ValueError("give tenants or zipf_tenants, not both")
         self.shares()

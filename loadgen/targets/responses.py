@@ -80,7 +80,12 @@ def _items(message: Message) -> list[dict[str, Any]]:
         {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments}
         for call in calls_of(message)
     ]
-    return [{"role": role, "content": text}, *calls] if text or not calls else calls
+    if role != "assistant":
+        return [{"role": role, "content": text}]
+    # Not every server takes an assistant's text in the short form.
+    part = {"type": "output_text", "text": text, "annotations": []}
+    said = [{"type": "message", "role": role, "content": [part]}] if text or not calls else []
+    return [*said, *calls]
 
 
 def _delta(type_: str, payload: Payload) -> tuple[ChoiceDelta, ...]:

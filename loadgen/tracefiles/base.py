@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from loadgen.plan import Arrival, ClosedLoop, Opening, Part, Seconds, Share, Turn, Workload
 from loadgen.tracefiles.errors import MOST_TOO_LONG, Findings, Located
-from loadgen.tracefiles.recording import Recording, Request, Session, leading
+from loadgen.tracefiles.recording import Integers, Recording, Request, Session, leading
 from loadgen.tracefiles.replay import Over, Replay, Rules
 from loadgen.tracefiles.words import sentences
 from loadgen.workload.lengths import lengths
@@ -69,8 +69,12 @@ class TraceFile(ABC):
     def __post_init__(self) -> None:
         _check(self)
         rules, reading, path = self.rules(), self.reading(), located(self.file)
-        asked = _Asked(type(self), reading, path, _stamp(path), self.read)
-        object.__setattr__(self, "replay", Replay.of(_recording(asked), rules))
+        try:
+            asked = _Asked(type(self), reading, path, _stamp(path), self.read)
+            recording = _recording(asked)
+        except OSError as error:
+            raise ValueError(f"{self.file}: cannot be read: {error.strerror or error}") from error
+        object.__setattr__(self, "replay", Replay.of(recording, rules))
 
     # --- what a format says
 
@@ -156,7 +160,7 @@ class TraceFile(ABC):
 
     def misfits(self, span: float, misfit: Misfit) -> list[Located]:
         recording, found = self.replay.recording, Findings(MOST_TOO_LONG)
-        lengths = self.replay.lengths(self._sessions(span))
+        lengths = self.replay.lengths(self._may_come(span))
         columns = (lengths.session, lengths.line, lengths.input, lengths.output)
         for session, line, given, asked in zip(*(column.tolist() for column in columns), strict=True):
             for what in misfit(given, asked):
@@ -164,8 +168,8 @@ class TraceFile(ABC):
         return found.all()
 
     @abstractmethod
-    def _sessions(self, span: float) -> int:
-        """How many sessions are played in ``span`` s, at most, in the first round."""
+    def _may_come(self, span: float) -> Integers:
+        """The sessions that some seed could play in ``span`` s."""
 
     @abstractmethod
     def _planned(self, span: float) -> dict[str, Any]:
@@ -203,15 +207,15 @@ class Timed(TraceFile):
     def expected(self, span: float) -> float:
         return float(len(self.replay.due_within(span)))
 
-    def _sessions(self, span: float) -> int:
-        return len(self.replay.due_within(span))
+    def _may_come(self, span: float) -> Integers:
+        return self.replay.may_be_due_within(span)
 
     def _planned(self, span: float) -> dict[str, Any]:
         planned, due = len(self.replay.due_within(span)), self.replay.due
         assert due is not None, "a timed trace"
         return {
             "planned_sessions": planned,
-            "planned_requests": len(self.replay.lengths(planned).line),
+            "planned_requests": len(self.replay.lengths(self.replay.order[:planned]).line),
             "beyond_end_sessions": len(due) - planned,
             "last_due_s": float(due[-1]) / _NS,
         }
@@ -236,9 +240,10 @@ class Untimed(TraceFile):
     def expected(self, span: float) -> float:
         return self.arrival.expected(span)
 
-    def _sessions(self, span: float) -> int:
+    def _may_come(self, span: float) -> Integers:
         expected = self.arrival.expected(span)
-        return math.ceil(expected + 4 * math.sqrt(expected)) + 8
+        most = math.ceil(expected + 4 * math.sqrt(expected)) + 8
+        return self.replay.may[: most if self.thin is None else None]
 
     def _planned(self, span: float) -> dict[str, Any]:
         expected, n = self.arrival.expected(span), len(self.replay.order)
@@ -256,6 +261,8 @@ def located(file: str) -> Path:
     path = Path(_VARIABLE.sub(value, file)).expanduser()
     if not path.exists():
         raise ValueError(f"{file}: no such file, neither beside the scenario nor from the working directory")
+    if not (path.is_file() or path.is_dir()):
+        raise ValueError(f"{file}: neither a file nor a folder")
     return path.absolute()
 
 

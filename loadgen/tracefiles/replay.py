@@ -36,6 +36,10 @@ class Rules:
         most_out = np.inf if self.max_output is None else self.max_output
         return (given > most_in) | (asked > most_out)
 
+    def due(self, times: Integers) -> Integers:
+        """Times of the trace as times since the start of the load."""
+        return np.rint((times - self.start_at) / self.compress).astype(np.int64)
+
 
 @dataclass(frozen=True, slots=True)
 class Replay:
@@ -46,22 +50,28 @@ class Replay:
     rules: Rules
     order: Integers
     due: Integers | None
+    may: Integers
+    """Every session that some seed could choose, and its earliest time due: what is refused does not depend
+    on the seed, which may only be drawn later."""
+    may_be_due: Integers | None
     facts: Mapping[str, Any]
 
     @staticmethod
     def of(recording: Recording, rules: Rules) -> Replay:
         """Raises TraceError for what is too long, ValueError if nothing is left."""
-        lengths = recording.lengths()
-        starts, facts = _spread(recording, rules)
-        keep = _kept(recording, rules, lengths, starts, facts)
-        order = np.flatnonzero(keep)[: rules.limit]
-        if len(order) == 0:
-            raise ValueError("nothing of the trace is left: see start_at, thin, limit and max_input")
-        _refuse_long(recording, rules, lengths, order)
-        due = None
-        if starts is not None:
-            due = np.rint((starts[order] - rules.start_at) / rules.compress).astype(np.int64)
-        return Replay(recording, rules, order, due, facts | _scaling(rules, len(order)))
+        lengths, starts = recording.lengths(), recording.starts
+        could = _could(recording, rules, lengths)
+        may = np.flatnonzero(could)[: None if rules.thin is not None else rules.limit]
+        if len(may) == 0:
+            raise ValueError("nothing of the trace is left: see start_at and max_input")
+        _refuse_long(recording, rules, lengths, may)
+        order = np.flatnonzero(could & _drawn(recording, rules, could))[: rules.limit]
+        facts = _left_out(recording, rules, lengths, order) | _scaling(rules, len(order))
+        if starts is None:
+            return Replay(recording, rules, order, None, may, None, facts)
+        moved, said = _spread(recording.digest, starts, rules)
+        due, earliest = rules.due(moved[order]), rules.due(starts[may])
+        return Replay(recording, rules, order, due, may, earliest, facts | said)
 
     def at(self, index: int) -> tuple[int, int]:
         """Session and round of the ``index``-th arrival: a trace without times is played again and again."""
@@ -73,14 +83,19 @@ class Replay:
         inside: Integers = self.due[self.due < round(span * 1e9)]
         return inside
 
+    def may_be_due_within(self, span: float) -> Integers:
+        assert self.may_be_due is not None, "asked only of traces with times"
+        inside: Integers = self.may[self.may_be_due < round(span * 1e9)]
+        return inside
+
     def kept(self, session: int) -> list[int]:
         """The requests of a session that are sent, by index."""
         return _sent(self.recording.sessions[session], self.rules)
 
-    def lengths(self, sessions: int) -> Lengths:
-        """Of the requests of the first ``sessions`` sessions that are played, as they are sent."""
+    def lengths(self, sessions: Integers) -> Lengths:
+        """Of the requests of ``sessions``, as they are sent."""
         every, rules = self.recording.lengths(), self.rules
-        rows = np.isin(every.session, self.order[:sessions])
+        rows = np.isin(every.session, sessions)
         if rules.over == "drop":
             rows &= ~rules.too_long(every.input, every.output)
         most_in = rules.max_input if rules.over == "cut" else None
@@ -105,48 +120,56 @@ def _sent(requests: Session, rules: Rules) -> list[int]:
     return sorted(kept)
 
 
-def _spread(recording: Recording, rules: Rules) -> tuple[Integers | None, dict[str, Any]]:
-    starts = recording.starts
-    if starts is None:
-        return None, {}
+def _could(recording: Recording, rules: Rules, lengths: Lengths) -> Any:
+    """Which sessions any seed could choose: from ``start_at`` on, and not dropped whole."""
+    could = np.ones(len(recording.sessions), dtype=np.bool_)
+    if recording.starts is not None:
+        could &= recording.starts >= rules.start_at
+    if rules.over == "drop" and isinstance(recording.sessions, Singles):
+        could &= ~rules.too_long(lengths.input, lengths.output)
+    elif rules.over == "drop":
+        could &= np.array([bool(_sent(one, rules)) for one in recording.sessions], dtype=np.bool_)
+    return could
+
+
+def _drawn(recording: Recording, rules: Rules, could: Any) -> Any:
+    """The seeded share of the sessions; one of those that could be chosen at least."""
+    n = len(could)
+    if rules.thin is None:
+        return np.ones(n, dtype=np.bool_)
+    drawn = stream(rules.seed, "trace", recording.digest, "thin").random(n)
+    return drawn <= max(rules.thin, float(drawn[could].min()))
+
+
+def _left_out(recording: Recording, rules: Rules, lengths: Lengths, order: Integers) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if recording.starts is not None and rules.start_at:
+        found["before_start_at"] = int((recording.starts < rules.start_at).sum())
+    if rules.over != "refuse":
+        long = rules.too_long(lengths.input, lengths.output)
+        if rules.over == "cut":
+            long &= np.isin(lengths.session, order)
+        found["cut" if rules.over == "cut" else "dropped"] = int(long.sum())
+    return found
+
+
+def _spread(digest: str, starts: Integers, rules: Rules) -> tuple[Integers, dict[str, Any]]:
     step = quantum(starts)
     width = step if rules.spread is None else rules.spread
-    rng = stream(rules.seed, "trace", recording.digest, "spread")
-    starts, moved = spread(starts, width, rng)
-    return starts, {
+    moved, count = spread(starts, width, stream(rules.seed, "trace", digest, "spread"))
+    return moved, {
         "trace_s": float(starts[-1]) / 1e9,
         "quantum_s": step / 1e9,
         "spread_s": width / 1e9,
-        "spread_requests": moved,
+        "spread_requests": count,
     }
 
 
-def _kept(
-    recording: Recording, rules: Rules, lengths: Lengths, starts: Integers | None, facts: dict[str, Any]
-) -> Any:
-    """Which sessions are played, before any limit; what is left out is counted in ``facts``."""
-    n = len(recording.sessions)
-    keep = np.ones(n, dtype=np.bool_)
-    if starts is not None and rules.start_at:
-        keep &= starts >= rules.start_at
-        facts["before_start_at"] = int(n - keep.sum())
-    if rules.thin is not None:
-        keep &= stream(rules.seed, "trace", recording.digest, "thin").random(n) < rules.thin
-    if rules.over != "refuse":
-        long = rules.too_long(lengths.input, lengths.output) & keep[lengths.session]
-        facts["cut" if rules.over == "cut" else "dropped"] = int(long.sum())
-    if rules.over == "drop" and isinstance(recording.sessions, Singles):
-        keep &= ~long
-    elif rules.over == "drop":
-        keep &= np.array([bool(_sent(one, rules)) for one in recording.sessions], dtype=np.bool_)
-    return keep
-
-
-def _refuse_long(recording: Recording, rules: Rules, lengths: Lengths, order: Integers) -> None:
+def _refuse_long(recording: Recording, rules: Rules, lengths: Lengths, may: Integers) -> None:
     if rules.over != "refuse" or (rules.max_input is None and rules.max_output is None):
         return
     found = Findings(MOST_TOO_LONG)
-    played = np.isin(lengths.session, order)
+    played = np.isin(lengths.session, may)
     for row in np.flatnonzero(rules.too_long(lengths.input, lengths.output) & played):
         for key, n, most in (
             ("max_input", lengths.input[row], rules.max_input),

@@ -162,9 +162,10 @@ def _read(document: Document, say: Say) -> _Trace | None:
         return None
     head = (values.get("tool_tokens", 0) + values.get("system_tokens", 0)) // BLOCK
     trace = _Trace(values["id"], values.get("hash_id_scope", "local"), head)
-    _lineage(trace, values["requests"], document.line, say, "requests", None)
-    if not trace.requests:
-        say("requests: no request that can be sent")
+    wrong: list[str] = []
+    _lineage(trace, values["requests"], document.line, wrong.append, "requests", None)
+    for what in wrong or (() if trace.requests else ("requests: none that could be sent",)):
+        say(what)
     return trace
 
 

@@ -196,7 +196,9 @@ def stamp_words(summary: Mapping[str, Any]) -> str:
 
 def timeout_words(summary: Mapping[str, Any]) -> str:
     """The client's own limits (MEASUREMENT C28); "" if the run set none."""
-    named = [f"{name.replace('_', ' ')} {seconds(limit)}" for name, limit in summary["timeouts"].items()]
+    limits = summary["timeouts"]
+    order = sorted(limits, key=lambda name: (limits[name], name))
+    named = [f"{name.replace('_', ' ')} {seconds(limits[name])}" for name in order]
     return f"The client gave up after: {', '.join(named)}." if named else ""
 
 

@@ -15,7 +15,7 @@ seen to fail yet, and it is not narrowed again. No answer is ever guessed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -118,7 +118,7 @@ def ask(space: Space, history: History) -> Ask | None:
 def _next_value(space: Space, history: History) -> float | None:
     """Of the doubling, then of the bisection."""
     first = _first_runs(history)
-    low, high = _end(history, Verdict.PASS), _end(history, Verdict.FAIL)
+    low, high = _ends(history)
     if high.value is None:
         rung = next((value for value in space.ladder() if value not in first), None)
         if rung is not None:
@@ -148,7 +148,7 @@ def _gaps(first: Mapping[float, Verdict]) -> Iterator[tuple[float, float]]:
 
 
 def _unconfirmed(history: History) -> Iterator[Ask]:
-    for end in (_end(history, Verdict.PASS), _end(history, Verdict.FAIL)):
+    for end in _ends(history):
         if end.value is not None and not end.confirmed:
             yield Ask(end.value, repeat=1)
 
@@ -160,11 +160,23 @@ class _End:
     refuted: tuple[float, ...]
 
 
-def _end(history: History, side: Verdict) -> _End:
-    """The innermost value of a side whose second run does not contradict the first."""
-    values = sorted(v for v, verdict in _first_runs(history).items() if verdict is side)
+def _ends(history: History) -> tuple[_End, _End]:
+    """The largest value that holds and the smallest that fails, neither contradicted by its second run.
+
+    What holds is also below every value that failed in one of its runs: values at which two runs disagree
+    lie between the ends.
+    """
+    first = _first_runs(history)
+    failed = sorted(value for value, verdict in first.items() if verdict is Verdict.FAIL)
+    high = _first_upheld(history, failed, Verdict.FAIL)
+    ceiling = min(high.refuted, default=math.inf)
+    passed = [value for value, verdict in first.items() if verdict is Verdict.PASS and value < ceiling]
+    return _first_upheld(history, sorted(passed, reverse=True), Verdict.PASS), high
+
+
+def _first_upheld(history: History, values: Sequence[float], side: Verdict) -> _End:
     refuted: list[float] = []
-    for value in reversed(values) if side is Verdict.PASS else values:
+    for value in values:
         second = history.get(Ask(value, 1))
         if second is None or second is side:
             return _End(value, second is side, tuple(refuted))
@@ -174,7 +186,7 @@ def _end(history: History, side: Verdict) -> _End:
 
 def found(space: Space, history: History) -> Found:
     """The bracket as far as it is known, at any time."""
-    low, high = _end(history, Verdict.PASS), _end(history, Verdict.FAIL)
+    low, high = _ends(history)
     between = [
         value
         for value, verdict in _first_runs(history).items()
@@ -215,7 +227,7 @@ def most_left(space: Space, history: History) -> int:
     if ask(space, history) is None:
         return 0
     first = _first_runs(history)
-    low, high = _end(history, Verdict.PASS), _end(history, Verdict.FAIL)
+    low, high = _ends(history)
     ends = (not low.confirmed) + (not high.confirmed)
     if low.refuted or high.refuted:
         return max(1, ends)

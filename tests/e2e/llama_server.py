@@ -15,7 +15,7 @@ import xllamacpp
 from gguf import GGUFWriter, TokenType
 
 WIDTH, LAYERS, HEADS, INNER = 64, 2, 2, 128
-WORDS = "the of and to in is you that it he was for on are as with his they at be this have from or".split()
+WORDS = ("the", "of", "and", "to", "in", "is", "you", "that", "it", "he", "was", "for", "with", "his", "be")
 CONTROL = ["<unk>", "<s>", "</s>"]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 PIECES = ["\u2581" + word for word in WORDS] + [chr(code) for code in range(33, 127)] + ["\u2581"]
@@ -76,7 +76,7 @@ def _weights(writer: GGUFWriter) -> None:
     writer.add_tensor("output.weight", out)
     writer.add_tensor("output_norm.weight", np.ones(WIDTH, np.float32))
     for layer in range(LAYERS):
-        shapes = {name: (WIDTH, WIDTH) for name in ("attn_q", "attn_k", "attn_v", "attn_output")}
+        shapes = dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_output"), (WIDTH, WIDTH))
         shapes |= {"ffn_gate": (INNER, WIDTH), "ffn_up": (INNER, WIDTH), "ffn_down": (WIDTH, INNER)}
         for name, shape in shapes.items():
             writer.add_tensor(f"blk.{layer}.{name}.weight", tensor(name, *shape))

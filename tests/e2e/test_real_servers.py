@@ -278,6 +278,8 @@ def test_transformers_serve(tmp_path: Path) -> None:
             ends = [] if name == "openai_responses" else ["missing_done"]
             assert [w for w in exchange.record.warnings if w.startswith("missing")] == ends
             check_whole(ask(url, made(name, str(model), strict=True), stream=False))
+        for name in ("openai_chat", "openai_responses"):
+            check_stream(ask(url, made(name, str(model), strict=True), TALK))
 
 
 @pytest.mark.peer
@@ -295,6 +297,7 @@ def test_vllm_serve(tmp_path: Path) -> None:
         for name in sorted(TARGETS):
             check_stream(ask(url, made(name, "m")))
             check_whole(ask(url, made(name, "m"), stream=False))
+            check_stream(ask(url, made(name, "m"), TALK))
         exact = {"ignore_eos": True, "min_tokens": True, "token_ids": True}
         for name in ("openai_chat", "openai_completions"):
             exchange = ask(url, made(name, "m", **exact), prompt)

@@ -36,6 +36,26 @@ def test_loop_lag_is_measured_against_absolute_times() -> None:
     assert p99 is not None
 
 
+def test_a_loop_held_up_for_long_is_not_sampled_once_for_it() -> None:
+    """A tenth of the time in one piece is a tenth of the samples: its p99 is nearly that piece."""
+
+    async def main(clock: Clock) -> tuple[int | None, int | None]:
+        late = 0
+        lag = LoopLag(lambda: clock() + late)
+        lag.start()
+        await asyncio.sleep(4.505)
+        late = 1000 * MS
+        await asyncio.sleep(4.5)
+        late = 1500 * MS  # and it is late when it is asked to stop
+        lag.stop()
+        lag.stop()
+        return lag.max_ns(), lag.p99_ns()
+
+    longest, p99 = run_virtual(main)
+    assert longest == pytest.approx(1000 * MS, abs=10 * MS)
+    assert p99 == pytest.approx(900 * MS, abs=20 * MS)  # of 500 and 1,000 ms in 10.5 s
+
+
 def test_the_collectors_pauses_are_seen_and_the_callback_is_removed() -> None:
     """The longest pause counts; nothing is left behind in the interpreter."""
     before = list(gc.callbacks)

@@ -233,7 +233,11 @@ def test_a_conversation_in_responses() -> None:
         {"role": "system", "content": "s1"},
         {"role": "system", "content": "s2"},
         {"role": "user", "content": "u1"},
-        {"role": "assistant", "content": "a1"},
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "a1", "annotations": []}],
+        },
         call("c1"),
         result("c1", "r1"),
         {"role": "user", "content": "u2"},

@@ -70,3 +70,30 @@ def test_a_user_of_a_closed_loop_belongs_to_one_tenant() -> None:
     tenant = {shot.id: shot.tenant for shot in shots}
     assert all(shot.parent is None or tenant[shot.parent] == shot.tenant for shot in shots)
     assert set(tenant.values()) == {"a", "b"}
+
+
+def test_adapters_are_shares_of_the_sessions() -> None:
+    """What the shares leave asks for the model itself; a recorded session keeps its own adapter."""
+    load = Load("c", Poisson(40.0), Sessions(2, 20, 5, 3), adapters={"fr": 0.2, "sql": 0.3})
+    plan = Plan.make([load], Phases(window=50.0), 1)
+    sessions = {s.session: s.adapter for s in plan.shots}
+    assert all(s.adapter == sessions[s.session] for s in plan.shots)
+    counts = Counter(sessions.values())
+    assert counts["fr"] / len(sessions) == pytest.approx(0.2, abs=0.04)
+    assert counts[None] / len(sessions) == pytest.approx(0.5, abs=0.04)
+    plain = Plan.make([replace(load, adapters=None)], Phases(window=50.0), 1)
+    assert [replace(s, adapter=None) for s in plan.shots] == list(plain.shots)
+
+
+@pytest.mark.parametrize(
+    ("shares", "words"),
+    [
+        ({}, "adapters is empty"),
+        ({"a": 0.0}, "the share of adapter 'a' must be above 0%"),
+        ({"a": 0.7, "b": 0.4}, "the shares of the adapters must sum to at most 100%"),
+    ],
+)
+def test_shares_of_adapters_that_cannot_be_are_refused(shares: dict[str, float], words: str) -> None:
+    """Each with what is wrong."""
+    with pytest.raises(ValueError, match=words):
+        Load("c", Constant(1.0), Fixed(5, 3), adapters=shares)

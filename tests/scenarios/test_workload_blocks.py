@@ -173,3 +173,14 @@ def test_a_tokenizer_that_cannot_make_the_text_is_refused_with_its_line(good: st
         assert len(found) == 1
         assert "target.tokenizer: " in found[0]
         assert words in found[0]
+
+
+def test_adapters_are_for_targets_that_serve_them(good: str) -> None:
+    """A load names them by shares; the built-in engine would answer that it has no such model."""
+    adapters = "load.1.adapters={fr: 20%, sql: 0.3}"
+    url = "target={url: http://x, model: m}"
+    scenario = parse(good, "s.yaml", [url, "faults=[]", "gates=[]", adapters])
+    assert scenario.load[1].adapters == {"fr": 0.2, "sql": 0.3}
+    assert parse(resolved(scenario), "s.yaml") == scenario
+    assert "serves no adapters" in errors(good, adapters)[0]
+    assert "at most 100%" in errors(good, url, "faults=[]", "gates=[]", "load.1.adapters={a: 80%, b: 80%}")[0]

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from loadgen.arrivals import Constant
 from loadgen.tracefiles import TRACES, Trace, TraceError
 
 Make = Callable[..., Trace]
@@ -227,6 +228,32 @@ def test_a_conversation_without_answers_alone_is_refused(trace: Make) -> None:
     """A file in which nothing can be asked."""
     with pytest.raises(ValueError, match="no conversation in it has a question and its answer"):
         trace("sharegpt", '[{"conversations": [{"from": "human", "value": "Hi"}]}]')
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    """A folder where one file is meant, an empty folder where traces are, a device."""
+    with pytest.raises(ValueError, match="cannot be read: Is a directory"):
+        TRACES["mooncake"](file=str(tmp_path))  # type: ignore[call-arg]
+    with pytest.raises(TraceError, match=":0: no trace in this folder"):
+        TRACES["weka"](file=str(tmp_path), arrival=Constant(1.0))  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="neither a file nor a folder"):
+        TRACES["mooncake"](file="/dev/null")  # type: ignore[call-arg]
+
+
+def test_a_fault_in_a_folder_names_its_file(tmp_path: Path, texts: dict[str, str]) -> None:
+    """Each file has lines of its own; an id that two of them have is named with both."""
+    first, second = texts["weka"].splitlines()
+    (tmp_path / "1.json").write_text(first)
+    (tmp_path / "2.json").write_text(json.dumps(json.loads(second), indent=1))
+    (tmp_path / "3.json").write_text(second.replace('"in": 140', '"in": 0').replace('"b"', '"c"'))
+    (tmp_path / "4.jsonl").write_text(first)
+    with pytest.raises(TraceError) as caught:
+        TRACES["weka"](file=str(tmp_path), arrival=Constant(1.0))  # type: ignore[call-arg]
+    assert [(Path(file).name, line) for file, line, _ in caught.value.found] == [
+        ("3.json", 1),
+        ("4.jsonl", 1),
+    ]
+    assert caught.value.found[1][2] == "id: 'a' stands at 1.json:1 too"
 
 
 LINE_FORMATS = ["mooncake", "azure", "burstgpt", "vidur", "bailian", "weka", "mt_bench"]

@@ -181,6 +181,12 @@ def test_weka_takes_raw_ids_and_counts_what_it_cannot_play(trace: Make, texts: d
     assert (facts["streamed"], facts["not_streamed"], facts["without_output"]) == (1, 5, 1)
 
 
+def test_weka_ids_may_be_those_of_all_traces(trace: Make, shots: Play, texts: dict[str, str]) -> None:
+    """`hash_id_scope: global` is one namespace."""
+    sent = shots(trace("weka", texts["weka"].replace('"local"', '"global"')), span=1.5)
+    assert len({s.prompt[0].text_key for s in sent}) == 1
+
+
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_a_warm_prefix_is_what_sessions_share(trace: Make, shots: Play, share: float) -> None:
     """`tool_tokens + system_tokens` = 130 tokens are two whole blocks, shared by both sessions or by none."""

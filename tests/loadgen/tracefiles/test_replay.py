@@ -160,7 +160,7 @@ def test_the_seed_of_the_run_decides_unless_the_trace_has_one(trace: Make) -> No
 
 def test_facts_are_json_and_say_what_was_done(trace: Make) -> None:
     """One sentence for each thing that differs from the trace."""
-    made = trace("mooncake", thin=0.9, compress=2.0, start_at=0.5, max_input=600, over="cut", seed=3)
+    made = trace("mooncake", thin=1.0, compress=2.0, start_at=0.5, max_output=6, over="cut", seed=3)
     facts = json.loads(json.dumps(made.facts(1.0)))
     says = " ".join(facts["says"])
     for words in (
@@ -186,3 +186,29 @@ def test_a_file_that_changed_is_read_again(trace: Make, shots: Play, texts: dict
     """What was read before is kept only as long as the file is the same."""
     assert len(shots(trace("mooncake"))) == 5
     assert len(shots(trace("mooncake", texts["mooncake"].split("\n", 1)[0] + "\n"))) == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_refused_does_not_depend_on_the_seed(trace: Make, seed: int) -> None:
+    """A run without a seed draws one after the scenario was checked; then nothing new may be found."""
+    with pytest.raises(TraceError) as caught:
+        trace("mooncake", thin=0.2, limit=1, max_input=1000, seed=seed)
+    assert [line for _, line, _ in caught.value.found] == [1, 2]
+    made = trace("mooncake", thin=0.001, spread=0.0).seeded(seed)
+    assert made.facts(100.0)["kept_sessions"] == 1
+    assert [
+        line for _, line, _ in made.misfits(3.5, lambda given, asked: ["long"] if given > 10 else [])
+    ] == [
+        1,
+        2,
+        3,
+    ]
+
+
+def test_only_what_can_be_played_is_looked_at(trace: Make) -> None:
+    """Before `start_at`, behind `limit` and after the end nothing is too long."""
+    trace("mooncake", start_at=3.0, max_input=600)
+    with pytest.raises(TraceError, match=r"trace\.mooncake:1: 1,100 tokens"):
+        trace("mooncake", limit=1, max_input=600)
+    agents_ = trace("weka", agents(), arrival=Constant(1.0))
+    assert len({line for _, line, _ in agents_.misfits(1.0, lambda given, asked: ["long"])}) < 20

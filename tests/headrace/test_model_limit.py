@@ -1,0 +1,96 @@
+"""Loads beyond the model's own limit are refused before anything is sent, with file and line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from headrace.console import Silent
+from headrace.errors import UsageFailed
+from headrace.prepare import load_scenario
+from headrace.run import Options, run_scenario
+
+FILE = """\
+# How long?
+headrace: 1
+seed: 1
+target: {engine: {model: tiny}}
+classes: {c: {}}
+phases: {window: 1s}
+load:
+  - class: c
+    arrival: {type: constant, rate: 1/s}
+    workload: {type: fixed, input: 30, output: 8}
+gates: [dropped == 0]
+virtual:
+  load.0.workload.input: 300000
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "long.yaml"
+    file.write_text(FILE)
+    return file
+
+
+def test_the_built_in_model_has_a_limit_of_its_own(path: Path) -> None:
+    """It is known without loading the model; in virtual time another model runs, with another limit."""
+    load_scenario(path)
+    with pytest.raises(UsageFailed) as refused:
+        load_scenario(path, ["load.0.workload.input=200000"])
+    (_, line) = refused.value.lines
+    assert re.search(r"load\.0\.workload: the model's limit is [\d,]+, this can ask for 200,008 tokens", line)
+    load_scenario(path, virtual=True)
+    path.write_text(FILE.replace("input: 30,", "input: 200000,"))
+    with pytest.raises(UsageFailed) as refused:
+        load_scenario(path)
+    assert "long.yaml:10: load.0.workload: the model's limit is" in refused.value.lines[1]
+
+
+class _Models(BaseHTTPRequestHandler):
+    """Lists one model as vLLM does, and counts what else it is asked."""
+
+    posts = 0
+
+    def do_GET(self) -> None:
+        body = json.dumps({"object": "list", "data": [{"id": "m", "max_model_len": 37}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        type(self).posts += 1
+        self.send_error(500)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Not on the terminal."""
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    http = HTTPServer(("127.0.0.1", 0), _Models)
+    thread = Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{http.server_port}"
+    http.shutdown()
+    thread.join()
+    http.server_close()
+
+
+def test_a_foreign_model_is_asked_for_its_limit(path: Path, server: str, tmp_path: Path) -> None:
+    """One token more than it takes: nothing is sent, and no run directory is made."""
+    out = tmp_path / "run"
+    with pytest.raises(UsageFailed) as refused:
+        run_scenario(path, Options(out=out, target=server), Silent())
+    words = "long.yaml:10: load.0.workload: the model's limit is 37, this can ask for 38 tokens"
+    assert words in refused.value.lines[1]
+    assert not out.exists()
+    assert _Models.posts == 0
