@@ -30,7 +30,7 @@ from loadgen.plan import Plan
 from loadgen.plan_io import write_plan
 from loadgen.scrape import Scraper
 from results.run import Run, RunData, RunError
-from scenarios import parts
+from scenarios import parts, traces
 from scenarios.load import resolved
 from scenarios.schema import Scenario, UrlTarget
 
@@ -150,7 +150,12 @@ def _folder(scenario: Scenario, plan: Plan, options: Options) -> Run:
         strict=options.strict,
         allow_inconclusive=options.allow_inconclusive,
     )
-    facts = manifest(scenario=scenario.name, virtual=options.virtual, seed=scenario.seed)
+    facts = manifest(
+        scenario=scenario.name,
+        virtual=options.virtual,
+        seed=scenario.seed,
+        traces=traces.facts(scenario),
+    )
     try:
         folder = Run.create(path, judging, resolved(scenario), manifest=facts)
     except (RunError, OSError) as error:

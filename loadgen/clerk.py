@@ -178,7 +178,7 @@ def main(job_file: str, descriptor: str) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends when its load process does
     job: dict[str, Any] = json.loads(Path(job_file).read_text())
     link = socket.socket(fileno=int(descriptor))
-    os.nice(_NICENESS)
+    _stand_back()
     try:
         Clerk(LoadJob.of(job), link).run()
     except Exception as error:
@@ -186,6 +186,13 @@ def main(job_file: str, descriptor: str) -> int:
         _complain(link, f"{type(error).__name__}: {error}")
         return 3
     return 0
+
+
+def _stand_back() -> None:
+    """Below the load process, whatever priority that was started with."""
+    if sys.platform == "linux":
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    os.nice(_NICENESS)
 
 
 def _complain(link: socket.socket, message: str) -> None:

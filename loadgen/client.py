@@ -151,7 +151,7 @@ class Client:
         """It is closed, which makes room for another one."""
         self._open.discard(connection)
         self._idle.pop(connection, None)
-        if not self._full and (waiter := self._next_waiting()) is not None:
+        if (waiter := self._next_waiting()) is not None:
             self._open_for(waiter)
 
     # --- inside

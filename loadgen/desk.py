@@ -110,6 +110,8 @@ class Reader:
         record.due, record.dequeued = due, closed.dequeued - self.t0
         record.start, record.closed = closed.start - self.t0, closed.closed - self.t0
         record.cap_wait = closed.cap_wait
+        if closed.attempt > 1:  # it was due when the backoff was over, which no cap is to blame for
+            record.retry_due, record.cap_wait = record.dequeued + closed.cap_wait, 0
         return record
 
     def _record(self, shot: int, outcome: Outcome, phase: str) -> Record:

@@ -59,7 +59,7 @@ _OF_PROCESS = (
     "loop_lag_max_ns",
     "gc_pause_max_ns",
     "cpu_ratio",
-    "clerk_cpu_ratio",
+    "clerk_cpu_s",
     "lost",
 )
 

@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 Units = NDArray[np.uint64]
 MOST_UNITS = 20_000_000
 """Of all prompts of a plan; more would take minutes."""
+RECORDED = "@"
+"""Begins the key of a text that somebody wrote: what it says, and who says the same, is not in the plan."""
 _STEP = 0x9E3779B97F4A7C16
 """Between the units of neighbouring blocks; even, as all units but answers are."""
 
@@ -113,6 +115,8 @@ def _of_part(part: Mapping[str, Any], cuts: Mapping[str, set[int]]) -> Iterator[
         yield _Piece(units, size, min(tokens, len(needed) * size))
         if (rest := tokens - len(needed) * size) > 0:
             yield _Piece(_hashes(part["role"], key, "rest", int(needed[-1]), rest), rest, rest)
+    elif key.startswith(RECORDED):
+        yield _Piece(_hashes(part["role"], RECORDED), tokens, tokens)
     else:
         yield from _of_text(part, tokens, key, cuts)
 

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from headrace.errors import UsageFailed
 from headrace.sweep.design import Design, SweepOptions, differences, make_design
 from results.report.sweep_html import render
 from results.sweep.outcome import SCHEMA_VERSION, conclude
+from results.sweep.points import Decision
 from results.sweep.spec import PointRun, tuples
 from results.sweep.table import frame
 
@@ -77,7 +78,8 @@ def new_book(path: Path, design: Design) -> Book:
 
 
 def resumed_book(path: Path, given: SweepOptions) -> Book:
-    """The sweep of a directory, to go on. Options that are not given are those that it was begun with.
+    """The sweep of a directory, to go on. Options that are not given are those that it was begun with; a
+    point at which the client was at its limit, which says nothing, is tried again.
 
     Raises UsageFailed if it is no sweep, or if options or the scenario are not what they were.
     """
@@ -89,7 +91,9 @@ def resumed_book(path: Path, given: SweepOptions) -> Book:
     now = json.loads(json.dumps(design.spec.as_dict()))
     if changed := differences(document["sweep"], now):
         raise UsageFailed(f"{path}: this would not be the same sweep:", *changed, _ANEW)
-    return Book(path, design, [PointRun.from_dict(run) for run in document["runs"]])
+    runs = [PointRun.from_dict(run) for run in document["runs"]]
+    kept = [run for run in runs if run.decision is not Decision.CLIENT]
+    return Book(path, design, [replace(run, at=design.at(run.cell, run.value)) for run in kept])
 
 
 def _document(path: Path) -> dict[str, Any]:

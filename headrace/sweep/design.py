@@ -61,10 +61,11 @@ class Design:
         return (*self.fixed, *laid, f"phases.window={window!r}s")
 
     def at(self, cell: int, value: float | None) -> dict[str, str]:
-        """The value of every axis, as text."""
-        searched = self.spec.searched
-        own = {searched.key: searched.text(value)} if searched is not None and value is not None else {}
-        return {**self.spec.cells[cell], **own}
+        """The value of every axis, as text, in the order of the axes."""
+        searched, levels = self.spec.searched, dict(self.spec.cells[cell])
+        if searched is not None and value is not None:
+            levels[searched.key] = searched.text(value)
+        return {axis.key: levels[axis.key] for axis in self.axes}
 
 
 def make_design(options: SweepOptions, seeds: tuple[int, int] | None = None) -> Design:

@@ -118,10 +118,13 @@ def _short(blocks: list[Block]) -> list[Block] | str:
 
 
 def _tools(messages: Sequence[Message]) -> Payload:
-    """A conversation with calls is refused unless it names the tools that they call."""
+    """A conversation with calls is refused unless it names the tools that they call; there shall be no
+    further calls, for nobody would answer them."""
     names = dict.fromkeys(call.name for message in messages for call in calls_of(message))
-    schema = {"type": "object"}
-    return {"tools": [{"name": name, "input_schema": schema} for name in names]} if names else {}
+    if not names:
+        return {}
+    tools = [{"name": name, "input_schema": {"type": "object"}} for name in names]
+    return {"tools": tools, "tool_choice": {"type": "none"}}
 
 
 # --- what comes back

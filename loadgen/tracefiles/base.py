@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Protocol, Self
 
@@ -17,12 +14,12 @@ from numpy.typing import NDArray
 
 from loadgen.plan import Arrival, ClosedLoop, Opening, Part, Seconds, Share, Turn, Workload
 from loadgen.tracefiles.errors import MOST_TOO_LONG, Findings, Located
+from loadgen.tracefiles.opening import opened
 from loadgen.tracefiles.recording import Integers, Recording, Request, Session, leading
 from loadgen.tracefiles.replay import Over, Replay, Rules
 from loadgen.tracefiles.words import sentences
 from loadgen.workload.lengths import lengths
 
-_VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)\}")
 _MOST_COMPRESS = 1e6
 _NS = 1_000_000_000
 
@@ -68,12 +65,8 @@ class TraceFile(ABC):
 
     def __post_init__(self) -> None:
         _check(self)
-        rules, reading, path = self.rules(), self.reading(), located(self.file)
-        try:
-            asked = _Asked(type(self), reading, path, _stamp(path), self.read)
-            recording = _recording(asked)
-        except OSError as error:
-            raise ValueError(f"{self.file}: cannot be read: {error.strerror or error}") from error
+        rules = self.rules()
+        recording = opened(self.file, (type(self), *self.reading()), self.read)
         object.__setattr__(self, "replay", Replay.of(recording, rules))
 
     # --- what a format says
@@ -250,22 +243,6 @@ class Untimed(TraceFile):
         return {"expected_sessions": expected, "expected_rounds": expected / n}
 
 
-def located(file: str) -> Path:
-    """The absolute path of a trace; ``${NAME}`` in it is an environment variable. Raises ValueError."""
-
-    def value(found: re.Match[str]) -> str:
-        if not os.environ.get(found[1]):
-            raise ValueError(f"{file}: the environment variable {found[1]} is not set")
-        return os.environ[found[1]]
-
-    path = Path(_VARIABLE.sub(value, file)).expanduser()
-    if not path.exists():
-        raise ValueError(f"{file}: no such file, neither beside the scenario nor from the working directory")
-    if not (path.is_file() or path.is_dir()):
-        raise ValueError(f"{file}: neither a file nor a folder")
-    return path.absolute()
-
-
 def blocks_of(request: Request, size: int) -> tuple[tuple[int, int], ...]:
     """Its block ids, no more than its input needs."""
     return leading(request.blocks, -(-request.input // size))
@@ -294,25 +271,3 @@ def _check(trace: TraceFile) -> None:
     lengths(**{key: n for key in ("max_input", "max_output") if (n := getattr(trace, key)) is not None})
     if trace.over != "refuse" and trace.max_input is None and trace.max_output is None:
         raise ValueError(f"over: {trace.over} needs max_input or max_output: over what?")
-
-
-def _stamp(path: Path) -> tuple[Any, ...]:
-    """Changes when the file does, or any file of a folder."""
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    return tuple((file.name, (found := file.stat()).st_mtime_ns, found.st_size) for file in files)
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A reading that need not be done twice."""
-
-    kind: type[TraceFile]
-    settings: tuple[Any, ...]
-    path: Path
-    stamp: tuple[Any, ...]
-    read: Callable[[Path], Recording] = field(compare=False)
-
-
-@lru_cache(maxsize=4)
-def _recording(asked: _Asked) -> Recording:
-    return asked.read(asked.path)

@@ -46,7 +46,7 @@ class Conversation:
 
     def system(self) -> tuple[Part, ...]:
         """The system prompt, if there is one."""
-        key, tokens = f"{self._at.key}/s", 0
+        key = f"{self._at.key}/s"
         if self._of.shared_system:
             tokens = once(self._of.system, "system", self._at.key)
         else:

@@ -35,7 +35,7 @@ def render(spec: SweepSpec, runs: Sequence[PointRun], document: Mapping[str, Any
         tones={name: f"is-{tone}" for name, tone in TONES.items()},
         picture=None if drawn is None else Markup(drawn),
         legend=_legend(spec, runs),
-        cells=_cells(document) if len(spec.cells) > 1 else [],
+        cells=_cells(document) if len(spec.cells) > 1 and spec.searched is not None else [],
         heads=list(sweep_words.HEADS.values()),
         groups=[
             (name, len(list(members)))

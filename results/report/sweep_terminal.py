@@ -15,27 +15,28 @@ from results.sweep.columns import ALL
 from results.sweep.phrases import name_of, short_key
 from results.sweep.spec import PointRun, SweepSpec, decisive
 
-WIDE, MIDDLE = 130, 100
 _COLOUR = {"good": "green", "bad": "red", "warn": "yellow", "": "default"}
+_GAP = 2
+"""Blanks between two columns."""
 
-_ALWAYS = ("good_rate", "attainment", "ttft_sched_p90")
-_IN_MIDDLE = ("asked_rate", "completed_rate", "ttft_sched_p50", "itl_p90", "over_saturated")
-_WHEN_WIDE = ("ttft_sched_p99", "e2e_sched_p90", "queue_wait_p90", "kv_max", "preemptions")
-_SHORT = {
-    "asked_rate": "asked/s",
-    "completed_rate": "done/s",
+_HEADS = {
     "good_rate": "good/s",
     "attainment": "attained",
-    "ttft_sched_p50": "TTFT p50",
     "ttft_sched_p90": "TTFT p90",
-    "ttft_sched_p99": "p99",
+    "over_saturated": "over-sat.",
+    "asked_rate": "asked/s",
+    "ttft_sched_p50": "TTFT p50",
     "itl_p90": "ITL p90",
+    "completed_rate": "done/s",
+    "kv_max": "KV max",
     "e2e_sched_p90": "E2E p90",
     "queue_wait_p90": "queue p90",
-    "kv_max": "KV max",
+    "ttft_sched_p99": "TTFT p99",
     "preemptions": "preempted",
-    "over_saturated": "over-sat.",
+    "prefill_tokens_s": "prefill/s",
+    "decode_tokens_s": "decode/s",
 }
+"""Columns for a terminal, the most wanted first: as many as fit are shown, in the order of the page."""
 
 
 def show(spec: SweepSpec, runs: Sequence[PointRun], document: Mapping[str, Any], console: Console) -> None:
@@ -43,48 +44,64 @@ def show(spec: SweepSpec, runs: Sequence[PointRun], document: Mapping[str, Any],
     _show_table(spec, runs, console)
     for note in document["notes"]:
         console.print(f"[dim]{escape(note)}[/]", highlight=False)
-    console.print()
-    for i, cell in enumerate(document["cells"]):
-        name = name_of(cell["at"])
-        best = " [green](best)[/]" if len(document["cells"]) > 1 and i in document["best"] else ""
-        head = f"[bold]{escape(name)}[/]{best}: " if name else ""
-        console.print(f"{head}{escape(cell['words'])}", highlight=False)
+    if spec.searched is not None:
+        _show_cells(document, console)
     if document["client"] not in ("valid", None):
         word = document["client"]
         console.print(f"the client was at worst [bold {_COLOUR[TONES[word]]}]{word}[/]", highlight=False)
     _show_verdict(document, console)
 
 
-def _columns(console: Console) -> list[str]:
-    chosen = {
-        *_ALWAYS,
-        *(_IN_MIDDLE if console.width >= MIDDLE else ()),
-        *(_WHEN_WIDE if console.width >= WIDE else ()),
-    }
-    return [name for name in sweep_words.HEADS if name in chosen]
-
-
 def _show_table(spec: SweepSpec, runs: Sequence[PointRun], console: Console) -> None:
     """The numbers are over all classes; the page has them by class too."""
-    columns = _columns(console)
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0), show_edge=False)
+    shown = decisive(runs)
     last = [axis.key.rpartition(".")[2] for axis in spec.axes]
-    for axis in spec.axes:
-        table.add_column(short_key(axis.key, last), no_wrap=True)
-    for head in ("", "window", *(_SHORT[name] for name in columns)):
-        table.add_column(head, justify="left" if not head else "right", no_wrap=True)
-    for run in decisive(runs):
-        again = " again" if run.repeat else ""
-        table.add_row(
-            *(escape(run.at[axis.key]) for axis in spec.axes),
-            f"[bold {_COLOUR[sweep_words.TONES[run.decision]]}]{sweep_words.decision(run)}[/]{again}",
-            f"{run.window:g} s",
-            *(sweep_words.cell(run.rows[ALL], name) for name in columns),
-        )
+    fixed = {short_key(axis.key, last): [run.at[axis.key] for run in shown] for axis in spec.axes}
+    fixed |= {"": [_says(run) for run in shown], "window": [f"{run.window:g} s" for run in shown]}
+    numbers = {name: [sweep_words.cell(run.rows[ALL], name) for run in shown] for name in _HEADS}
+    chosen = _that_fit(console.width - sum(map(_width, fixed.items())), numbers)
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, _GAP, 0, 0), show_edge=False)
+    for head in (*fixed, *(_HEADS[name] for name in chosen)):
+        table.add_column(head, justify="left" if head in list(fixed)[:-1] else "right", no_wrap=True)
+    for i, run in enumerate(shown):
+        cells = [escape(values[i]) for values in fixed.values()]
+        cells[-2] = f"[bold {_COLOUR[sweep_words.TONES[run.decision]]}]{cells[-2]}[/]"
+        table.add_row(*cells, *(numbers[name][i] for name in chosen))
     console.print(table, highlight=False)
 
 
+def _says(run: PointRun) -> str:
+    return f"{sweep_words.decision(run)}{' again' if run.repeat else ''}"
+
+
+def _width(column: tuple[str, Sequence[str]]) -> int:
+    head, values = column
+    return max(map(len, (head, *values))) + _GAP
+
+
+def _that_fit(room: int, numbers: Mapping[str, Sequence[str]]) -> list[str]:
+    """The most wanted columns, in the order of the page."""
+    chosen = set()
+    for name, head in _HEADS.items():
+        room -= _width((head, numbers[name]))
+        if room < 0:
+            break
+        chosen.add(name)
+    return [name for name in sweep_words.HEADS if name in chosen]
+
+
+def _show_cells(document: Mapping[str, Any], console: Console) -> None:
+    console.print()
+    for i, cell in enumerate(document["cells"]):
+        name = name_of(cell["at"])
+        best = " [green](best)[/]" if len(document["cells"]) > 1 and i in document["best"] else ""
+        head = f"[bold]{escape(name)}[/]{best}: " if name else ""
+        console.print(f"{head}{escape(cell['words'])}", highlight=False)
+
+
 def _show_verdict(document: Mapping[str, Any], console: Console) -> None:
-    word = document["verdict"]
-    why = {"pass": "a safe operating point was found", "fail": "there is none"}.get(word, document["reason"])
-    console.print(f"\nverdict [bold {_COLOUR[TONES[word]]}]{word}[/]: {escape(str(why))}", highlight=False)
+    word, said = document["verdict"], [cell["words"] for cell in document["cells"]]
+    short = {"pass": "a safe operating point was found", "fail": "there is none"}
+    why = short.get(word, "") if document["reason"] in said else document["reason"]
+    tail = f": {escape(why)}" if why else ""
+    console.print(f"\nverdict [bold {_COLOUR[TONES[word]]}]{word}[/]{tail}", highlight=False)

@@ -24,9 +24,9 @@ def of_cells(cells: Sequence[Mapping[str, Any]], best: Sequence[int], good: int)
     """The result of all cells in one sentence, or of the only one in its own words."""
     if len(cells) == 1:
         return str(cells[0]["words"])
-    hold = f"{good} of {len(cells)} cells hold"
     if not best:
-        return f"{hold}."
+        return f"{good} of {len(cells)} points hold every objective."
+    hold = f"{good} of {len(cells)} cells hold"
     names = " and ".join(name_of(cells[i]["at"]) for i in best)
     return f"{hold}; the largest safe operating point, {cells[best[0]]['safe']['text']}, is at {names}."
 

@@ -369,6 +369,22 @@ def test_a_half_closed_connection_ends_the_answer(part: bytes, ending: str) -> N
     run(body)
 
 
+@pytest.mark.parametrize("more", [b"HTTP/1.1 200 OK\r\n", b"!"])
+def test_bytes_after_the_answer_end_the_connection(more: bytes) -> None:
+    """They would be taken for the beginning of the next answer."""
+
+    async def body(target: Target, client: Client) -> None:
+        heard = send(client)
+        end = await target.accept()
+        await target.request(end)
+        end.send(OK + more)
+        assert await heard.end() == ("complete", "")
+        assert heard.body == b"ok"
+        assert await target.request(end) == b""
+
+    run(body)
+
+
 def test_an_answer_then_a_reset_is_complete() -> None:
     """What happens to the connection after the end of the answer is not the request's."""
 

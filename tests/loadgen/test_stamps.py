@@ -80,6 +80,19 @@ def test_a_slow_drift_stays_within_the_bound(
         assert found[1] <= 3 * cost + 40_000 + 10
 
 
+@given(st.integers(-45_000, 45_000), st.floats(0, 1), st.integers(MS, 4 * SAMPLE_NS), st.integers(0, 1000))
+def test_a_small_step_between_samples_stays_within_the_bound(
+    step: int, where: float, t: int, seed: int
+) -> None:
+    """Too small for a jump: wherever between two samples the clock moved, the bound covers it."""
+    when = round((2 + where) * SAMPLE_NS)
+    clocks = Clocks(lambda mono: EPOCH + (step if mono >= when else 0), seed)
+    bridge = clocks.sampled(*(k * SAMPLE_NS for k in range(5)))
+    found = bridge.mono(clocks.at(t))
+    if found is not None:  # None: read twice, or never
+        assert abs(found[0] - t) <= found[1]
+
+
 @given(st.integers(-400, 400), st.integers(0, 10 * SAMPLE_NS), st.integers(0, 1000))
 def test_a_steady_slew_is_interpolated_away(ppm: int, t: int, seed: int) -> None:
     """With a steady slew the true error is that of the brackets only, also a little beyond the samples."""

@@ -271,6 +271,7 @@ def test_a_conversation_in_messages() -> None:
         {"role": "user", "content": [result("c2", "r2"), result("c3", "r3")]},
     ]
     assert body["tools"] == [{"name": "look", "input_schema": {"type": "object"}}]
+    assert body["tool_choice"] == {"type": "none"}
     plain = sent(AnthropicMessages("m"))[2]
     assert (plain["system"], plain["messages"]) == ("be kind", [{"role": "user", "content": "hé"}])
     assert "tools" not in plain

@@ -169,6 +169,13 @@ def test_blocks_of_a_trace_share_their_leading_run() -> None:
     assert found == {0: 48, 1: 64, 2: 0, 3: 64}
 
 
+def test_texts_that_somebody_wrote_may_be_alike() -> None:
+    """The plan does not hold them, so that hits on them are no breach."""
+    parts = [Part("user", 20, f"@/data/q.jsonl#{k}+9.aa#0") for k in range(2)]
+    shots = [Shot(k, "c", "window", k, 0, (part,), 20, 1, due_ns=k) for k, part in enumerate(parts)]
+    assert shareable(pd.DataFrame(columns_of(shots))) == {0: 20, 1: 20}
+
+
 def test_a_template_and_a_second_try_are_no_breach(record: Make, run_of: MakeRun) -> None:
     """All prompts begin with what the template adds; a retry finds what its first attempt left."""
     records = [record(i, due_ms=100 * i, ttft_ms=500, e2e_ms=600) for i in range(8)]

@@ -13,6 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from results.judging import ClassGoal
 from results.record import Record
 from results.report import terminal, words
 from results.report.charts import Scale, ceiling, count, seconds
@@ -175,3 +176,84 @@ def test_names_in_the_ledger_bar_fit_their_pieces() -> None:
     assert bar is not None
     assert "read 93%" in bar
     assert "unexplained 7%" not in bar
+
+
+def test_gates_alone_come_after_the_client(its_summary: dict[str, Any]) -> None:
+    """Who asks for gates only reads first whether they can be decided."""
+    console = Console(file=io.StringIO(), width=120)
+    terminal.show_gates(its_summary, console)
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    assert text.startswith("client valid")
+    assert text.index("client valid") < text.index("attainment >= 90%")
+
+
+def test_what_the_stamps_are_worth_is_said(
+    record: Callable[..., Record], run_of: Callable[..., RunData]
+) -> None:
+    """Whose stamps, how exact, how many times are upper bounds, and on whose CPUs; in both reports."""
+    records = [record(i, due_ms=40 * i, ttft_ms=10, gaps_ms=[1.0, 0.0], coalesced=1) for i in range(100)]
+    for one in records:
+        one.stamp, one.skew_ns, one.conn_new = "kernel", 2_500, one.id < 5
+    run = run_of(records, timeouts={"connect": 5.0, "total": 60.0})
+    run.signals["loop_lag_p99_ns"] = 1_000_000
+    run.manifest["co_located"] = True
+    summary = judge(run)
+    for text in (printed(summary, 400), render(run, summary)):
+        assert "stamped by the kernel; its clock converted to within 2.5 µs" in text
+        assert "33.3 % of the token events shared a read" in text
+        assert "5 % of the requests opened a connection" in text
+        assert "it shared the target" in text
+        assert "The client gave up after: connect 5 s, total 60 s." in text
+        assert "its timing error is at most 1 ms" in text
+
+
+def test_an_error_without_a_bound_is_not_called_zero(
+    record: Callable[..., Record], run_of: Callable[..., RunData]
+) -> None:
+    """A live run whose loop lag nobody measured says so in place of a number."""
+    summary = judge(run_of([record(0, ttft_ms=5, e2e_ms=9)]))
+    assert "its timing error has no bound (H2 not measured)" in words.client_words(summary)
+
+
+def test_load_processes_and_the_worst_of_them_are_shown(
+    record: Callable[..., Record], run_of: Callable[..., RunData]
+) -> None:
+    """With several processes the page has a line for each, and rows name the one they are of."""
+    run = run_of([record(i, due_ms=40 * i, ttft_ms=10, e2e_ms=20) for i in range(100)])
+    known = {"loop_lag_p99_ns": 1_500_000, "gc_pause_max_ns": 0, "cpu_ratio": 0.5, "lost": 0}
+    dead = {"process": 2, "reason": "it died (exit code -9)"}
+    run.signals = {"cpu_ratio": 0.9, "worst": {"cpu_ratio": 1}}
+    run.signals["processes"] = [{"process": 0} | known, {"process": 1} | known | {"cpu_ratio": 0.9}, dead]
+    page = render(run, judge(run))
+    assert "<h3>Load processes</h3>" in page
+    assert page.count("1.5 ms") >= 2
+    assert "load process 1" in page
+    run.signals["processes"] = [{"process": 0} | known]
+    assert "<h3>Load processes</h3>" not in render(run, judge(run))
+
+
+def test_a_closed_loop_is_labelled_and_shown_by_its_own_clock(
+    record: Callable[..., Record], run_of: Callable[..., RunData]
+) -> None:
+    """Its name says so wherever it stands, and its latencies are those from the send."""
+    records = [record(i, class_="ab"[i % 2], due_ms=40 * i, ttft_ms=10, e2e_ms=20) for i in range(100)]
+    run = run_of(records, classes={"a": ClassGoal(open_loop=False), "b": ClassGoal()})
+    summary = judge(run)
+    page, text = render(run, summary), printed(summary, 140)
+    assert "a (closed loop)" in page
+    assert "a (closed loop)" in text
+    assert "<td>a (closed loop)</td><td>ttft</td>" in page
+    assert "<td>b</td><td>ttft_sched</td>" in page
+
+
+def test_limits_and_impossible_times_stand_beside_the_values(
+    record: Callable[..., Record], run_of: Callable[..., RunData]
+) -> None:
+    """Every rule shows both its limits; a clock fault is told in words."""
+    run = run_of([record(i, due_ms=40 * i, lag_ms=-1, ttft_ms=10, e2e_ms=20) for i in range(100)])
+    summary = judge(run)
+    rows = {row["id"]: row for row in words.health_rows(summary)}
+    assert (rows["H1"]["limit"], rows["H1"]["degraded"], rows["H4"]["degraded"]) == ("5 ms", "10 ms", "any")
+    assert "the send before its time, by up to 1 ms" in rows["H1"]["reason"]
+    assert "the send before its time" in render(run, summary)
+    assert printed(summary, 140).startswith("client invalid")

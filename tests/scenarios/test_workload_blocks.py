@@ -182,5 +182,5 @@ def test_adapters_are_for_targets_that_serve_them(good: str) -> None:
     scenario = parse(good, "s.yaml", [url, "faults=[]", "gates=[]", adapters])
     assert scenario.load[1].adapters == {"fr": 0.2, "sql": 0.3}
     assert parse(resolved(scenario), "s.yaml") == scenario
-    assert "serves no adapters" in errors(good, adapters)[0]
+    assert "has no adapters" in errors(good, adapters)[0]
     assert "at most 100%" in errors(good, url, "faults=[]", "gates=[]", "load.1.adapters={a: 80%, b: 80%}")[0]

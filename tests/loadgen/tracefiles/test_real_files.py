@@ -15,6 +15,7 @@ import pytest
 from loadgen.arrivals import Constant
 from loadgen.plan import Load, Phases, Plan, Shot
 from loadgen.streams import stream
+from loadgen.text import TextMaker
 from loadgen.tracefiles import TRACES, Trace
 from loadgen.tracefiles.recording import Runs, blocks_in, common
 
@@ -216,3 +217,19 @@ def test_texts_of_mt_bench_and_swe_agent(data: Path, shots: Play) -> None:
     for shot in sent:
         if shot.parent is not None:
             assert shot.prompt[: len(sent[shot.parent].prompt)] == sent[shot.parent].prompt
+
+
+def test_texts_of_equal_ids_are_equal(data: Path, shots: Play) -> None:
+    """Rule b on the words that are sent: an endless cache of blocks of words hits as the ids say."""
+    sent = shots(load("mooncake", data / "mooncake" / "synthetic_trace.jsonl", limit=150), span=HOUR)
+    maker = TextMaker()
+    held: set[tuple[str, ...]] = set()
+    hits = blocks = 0
+    for shot in sent:
+        words = maker.of(shot.prompt[0]).split(" ")
+        assert len(words) == shot.n_in_asked
+        heads = [tuple(words[: k + 512][-1024:]) for k in range(0, len(words) - 511, 512)]
+        hits += next((k for k, head in enumerate(heads) if head not in held), len(heads))
+        blocks += len(heads)
+        held.update(heads)
+    assert hits / blocks == hit_rate(sent, full_only=True) > 0.05
