@@ -2,9 +2,9 @@
 
     python benchmarks/answers.py [--tokens 50] [--repeat 7]
 
-For each kind of stream: µs of CPU per token event, as the client does it and with every event parsed the long
-way. The whole exchange is in it, its record too. Prints a table, then one JSON line. Run it on an idle machine:
-the load average stands in the line.
+For each kind of stream: µs of CPU per token event, as the client does it and with every event parsed the
+long way. The whole exchange is in it, its record too. Prints a table, then one JSON line. Run it on an idle
+machine: the load average stands in the line.
 """
 
 from __future__ import annotations

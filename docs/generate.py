@@ -107,8 +107,12 @@ def takes(hint: Any) -> str:
         return f"{unit.noun}, `{unit.example.replace(' or ', '` or `')}`"
     if is_union(hint):
         return " or ".join(takes(arg) for arg in get_args(hint) if arg is not NoneType)
+    if (inner := _dataclass_in(hint)) is not None:
+        return "`{" + ", ".join(f"{key}: .." for key, _, _ in keys(inner)) + "}`"
     if get_origin(hint) is tuple:
         return f"list of {takes(get_args(hint)[0])}"
+    if get_origin(hint) in (dict, Mapping):
+        return f"`{{name: ..}}`, each {takes(get_args(hint)[1])}"
     if get_args(hint):
         return " or ".join(f"`{arg}`" for arg in get_args(hint))
     return {str: "text", int: "whole number", float: "number", bool: "`true` or `false`"}[hint]
@@ -168,6 +172,8 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "engine-keys": lambda: block(Engine),
     "url-keys": lambda: block(UrlTarget),
     "arrivals": lambda: entries("arrivals"),
+    "amounts": lambda: entries("amounts"),
+    "waits": lambda: entries("waits"),
     "workloads": lambda: entries("workloads"),
     "trace-keys": lambda: _fields(_of_every_trace()),
     "traces": lambda: entries("traces", _of_every_trace()),

@@ -42,7 +42,7 @@ async def preflight(scenario: Scenario) -> None:
     Raises UsageFailed for a model that cannot be loaded here, TargetFailed for a URL that does not answer.
     """
     if isinstance(scenario.target, UrlTarget):
-        await models_of(scenario.target.url, scenario.target.key_env)
+        await models_of(scenario.target)
         return
     try:
         check(engine_config(scenario))
@@ -112,36 +112,31 @@ def _url_site(target: UrlTarget) -> LiveSite:
 def limit_of(target: UrlTarget) -> int | None:
     """Most tokens, prompt and answer, that the target's model takes, where its list of models tells (as
     that of vLLM does). Raises TargetFailed if it does not answer."""
-    for row in asyncio.run(_listed(target.url, target.key_env)):
+    for row in asyncio.run(_listed(target)):
         if row.get("id") == target.model and isinstance(limit := row.get("max_model_len"), int):
             return limit
     return None
 
 
-async def models_of(url: str, key_env: str | None) -> list[str]:
+async def models_of(target: UrlTarget) -> list[str]:
     """Ids of ``/v1/models``, also to see whether anybody answers. Raises TargetFailed with the reason."""
-    return [str(row["id"]) for row in await _listed(url, key_env) if "id" in row]
+    return [str(row["id"]) for row in await _listed(target) if "id" in row]
 
 
-async def _listed(url: str, key_env: str | None) -> list[dict[str, Any]]:
+async def _listed(target: UrlTarget) -> list[dict[str, Any]]:
     """The rows of ``/v1/models``; none if it answers something else: the first request will show."""
-    headers = {}
-    if key_env is not None:
-        key = os.environ.get(key_env)
-        if key is None:
-            raise UsageFailed(
-                f"the target's key should be in the environment variable {key_env}: it is not set"
-            )
-        headers["Authorization"] = f"Bearer {key}"
-    where = url.rstrip("/").removesuffix("/v1") + "/v1/models"
+    job = target_job(target)
     try:
-        async with httpx.AsyncClient(timeout=10.0, trust_env=False) as http:
-            response = await http.get(where, headers=headers)
+        headers = job.make().access()
+    except ValueError as error:
+        raise UsageFailed(str(error)) from error
+    where = job.url.rstrip("/").removesuffix("/v1") + "/v1/models"
+    try:
+        async with _http(job, 10.0) as http:
+            response = await http.get(where, headers=[(n.encode(), v.encode("latin-1")) for n, v in headers])
     except httpx.HTTPError as error:
         reason = str(error) or type(error).__name__
-        raise TargetFailed(
-            f"{where} does not answer: {reason}", "Is the server up, and the port right?"
-        ) from error
+        raise TargetFailed(f"{where} does not answer: {reason}", _remedy(reason)) from error
     if response.status_code in (401, 403):
         raise TargetFailed(
             f"{where} answers {response.status_code}: set target.key_env to the key's variable"
@@ -151,6 +146,17 @@ async def _listed(url: str, key_env: str | None) -> list[dict[str, Any]]:
     except (ValueError, KeyError, TypeError):
         return []
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def _remedy(reason: str) -> str:
+    if "CERTIFICATE_VERIFY_FAILED" in reason:
+        return "Name the file of the certificates that it is to be verified by in target.ca."
+    return "Is the server up, and the port right?"
+
+
+def _http(target: TargetJob, timeout: float) -> httpx.AsyncClient:
+    """Verifies https as the load does; http has nothing to verify."""
+    return httpx.AsyncClient(timeout=timeout, trust_env=False, verify=target.tls() or False)
 
 
 def target_override(url: str) -> str:
@@ -163,7 +169,7 @@ def with_first_model(target: UrlTarget) -> UrlTarget:
 
     Raises TargetFailed if it does not answer, UsageFailed if it lists none.
     """
-    models = asyncio.run(models_of(target.url, target.key_env))
+    models = asyncio.run(models_of(target))
     if not models:
         where = target.url
         raise UsageFailed(f"{where} lists no models: name it in the scenario's `target: {{url:, model:}}`")
@@ -184,7 +190,7 @@ class LiveSite:
     async def scrape(self) -> str:
         base = self.target.url.rstrip("/").removesuffix("/v1")
         try:
-            async with httpx.AsyncClient(timeout=5.0, trust_env=False) as http:
+            async with _http(self.target, 5.0) as http:
                 response = await http.get(f"{base}/metrics", headers={"Accept": "text/plain;version=0.0.4"})
         except httpx.HTTPError as error:
             raise OSError(f"/metrics: {error or type(error).__name__}") from error

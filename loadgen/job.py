@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ from loadgen.render import Renderer
 from loadgen.rules import Cap, Retries, Rules, Timeouts
 from loadgen.targets import TARGETS, Dialect
 from loadgen.text import Prompter, TextMaker, Unit
+from loadgen.tls import default_context
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,12 @@ class TargetJob:
     url: str
     dialect: str
     options: dict[str, Any] = field(default_factory=dict)
+    ca: str | None = None
+    """Path of the certificates (PEM) that https is verified by; None = those of the system."""
+
+    def tls(self) -> ssl.SSLContext | None:
+        """How https is verified; None for http. Raises OSError if there is no certificate in ``ca``."""
+        return default_context(self.ca) if self.url.startswith("https://") else None
 
     def make(self) -> Dialect:
         """Raises ValueError for an unknown dialect, TypeError for a field that it lacks."""

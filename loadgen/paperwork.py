@@ -142,7 +142,7 @@ class Paperwork:
         """Write what attribution may see; returns why that could not be had, if so. The records stand
         either way."""
         salt = self._job.salt if self._job.salt is not None else new_salt()
-        client = Client(Address.of(self._job.target.url), monotonic)
+        client = Client(Address.of(self._job.target.url), monotonic, self._job.target.tls())
         try:
             tokenize = tokenizer_of(client, self._dialect)
             observed = await observe(self._kept, tokenize, salt, self._job.target.url)

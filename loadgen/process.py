@@ -83,7 +83,7 @@ class _LoadProcess:
         raise_descriptor_limit()
         shots, phases, _ = read_shots(Path(job.plan), job.slice, prompts=False)
         dialect = job.target.make()
-        client = Client(Address.of(job.target.url), monotonic, limit=job.connections)
+        client = Client(Address.of(job.target.url), monotonic, job.target.tls(), job.connections)
         desk = ClerkDesk(self._link, self._clerk_lost)
         listener = asyncio.create_task(_listen(self._commands))
         try:

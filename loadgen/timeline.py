@@ -275,4 +275,5 @@ class Timeline:
         return Exchange(record, text, reasoning, tools, choice.ids, answer.usage, gap)
 
     def _text(self, pieces: Sequence[str]) -> str:
-        return self._dialect.redact(readable("".join(pieces)))
+        # Servers without keys are given words like EMPTY, which an answer may well hold.
+        return self._dialect.redact(readable("".join(pieces)), least=6)

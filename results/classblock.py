@@ -28,7 +28,6 @@ LATENCIES = (
     "stream_close",
     "tpot",
     "itl",
-    "itl_seen",
     "icl",
     "stall",
     "slowdown",

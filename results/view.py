@@ -140,8 +140,9 @@ class View:
         if key not in self._distributions:
             samples = self._samples(metric)
             chosen = kept[samples.owners]
-            part = Samples(samples.values[chosen], samples.owners[chosen])
-            self._distributions[key] = Distribution(part, found.pooled, why_none)
+            if not chosen.all():
+                samples = Samples(samples.values[chosen], samples.owners[chosen])
+            self._distributions[key] = Distribution(samples, found.pooled, why_none)
         return self._distributions[key]
 
     def _samples(self, metric: str) -> Samples:

@@ -18,6 +18,7 @@ from faults.burst import Burst
 from faults.cancel import Cancel
 from faults.when import InPrefill
 from faults.worker import FreezeWorker, KillWorker
+from loadgen.tls import default_context
 from loadgen.vocabulary import vocabulary_of
 from loadgen.workload.lengths import Longest, Measured
 from results.counters import COUNTERS
@@ -201,11 +202,22 @@ def _target(scenario: Scenario) -> Found:
 def _url(target: UrlTarget) -> Found:
     if target.max_model_len is not None and target.max_model_len < 2:
         yield ("target", "max_model_len"), f"at least 2 tokens, not {target.max_model_len}"
+    if target.ca is not None:
+        yield from _authorities(target.url, target.ca)
     if target.tokenizer is not None:
         try:
             vocabulary_of(target.tokenizer)
         except ValueError as error:
             yield ("target", "tokenizer"), str(error)
+
+
+def _authorities(url: str, ca: str) -> Found:
+    if not url.startswith("https://"):
+        yield ("target", "ca"), "http:// has no certificates to verify: remove ca, or write https://"
+    try:
+        default_context(ca)
+    except OSError as error:
+        yield ("target", "ca"), f"{ca} holds no certificates in PEM form: {error.strerror or error}"
 
 
 def _class(name: str, spec: ClassSpec) -> Found:

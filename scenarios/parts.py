@@ -97,7 +97,7 @@ def target_job(target: UrlTarget) -> TargetJob:
     """A foreign endpoint as the load process takes it."""
     names = ("model", "key_env", "key_header", "strict", "temperature")
     options = {name: getattr(target, name) for name in names} | {"headers": dict(target.headers)}
-    return TargetJob(target.url, target.dialect, options | dict.fromkeys(target.accepts, True))
+    return TargetJob(target.url, target.dialect, options | dict.fromkeys(target.accepts, True), target.ca)
 
 
 def client_rules(scenario: Scenario) -> Rules:

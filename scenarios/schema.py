@@ -68,7 +68,8 @@ class UrlTarget:
     """Any endpoint that speaks one of the dialects. ``key_env`` names the environment variable that holds its
     key, ``key_header`` the header for it if not the dialect's own; ``headers`` are sent too and hold no
     secret. ``strict`` sends documented fields only; ``accepts`` are the extensions that the target is known
-    to understand (MEASUREMENT C14). With the path of its
+    to understand (MEASUREMENT C14). https is verified by the system's authorities, or by those in the PEM
+    file ``ca`` alone. With the path of its
     ``tokenizer`` (tokenizer.json) prompts have exactly the tokens asked for, but for the chat template;
     loads that could pass ``max_model_len`` tokens, prompt and answer, are refused."""
 
@@ -83,6 +84,7 @@ class UrlTarget:
     strict: bool = False
     temperature: float | None = 0.0
     accepts: tuple[Literal["ignore_eos", "min_tokens", "token_ids", "max_completion_tokens"], ...] = ()
+    ca: str | None = None
     tokenizer: str | None = None
     max_model_len: int | None = None
 

@@ -78,9 +78,7 @@ RECIPES = {
         alias="vllm",
     ),
     "aiperf": Recipe("aiperf", "aiperf", "0.13.0", (("install", "aiperf==0.13.0"),), Aiperf),
-    "guidellm": Recipe(
-        "guidellm", "guidellm", "0.8.1", (("install", "guidellm[perf]==0.8.1"),), Guidellm
-    ),
+    "guidellm": Recipe("guidellm", "guidellm", "0.8.1", (("install", "guidellm[perf]==0.8.1"),), Guidellm),
 }
 
 

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -62,8 +62,6 @@ def measure(tool: Tool, ask: Ask, server_core: int, out: Path, settings: str) ->
 
 
 def _with(row: Row, said: Reported) -> Row:
-    from dataclasses import replace
-
     return replace(row, said=said.times, said_rate=said.rate, completed=said.completed, failed=said.failed)
 
 

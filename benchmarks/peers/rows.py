@@ -47,9 +47,7 @@ class Row:
         """Reported minus true."""
         said, true = asdict(self.said), asdict(self.true)
         both = {key: (said[key], true[key]) for key in said}
-        return Quantiles(
-            **{key: None if a is None or b is None else a - b for key, (a, b) in both.items()}
-        )
+        return Quantiles(**{key: None if a is None or b is None else a - b for key, (a, b) in both.items()})
 
     @property
     def share(self) -> float | None:

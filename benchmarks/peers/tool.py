@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -128,10 +129,8 @@ def execute(
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
     """The tool and whatever it started."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 

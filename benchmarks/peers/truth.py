@@ -53,7 +53,11 @@ def truth(streams: Sequence[Entry], stream_s: float) -> Truth:
     """Of measured streams that each last ``stream_s`` by the script."""
     whole = [entry for entry in streams if entry.end is End.WHOLE]
     ttft = np.array([entry.stamps[0] - entry.read for entry in whole], np.float64) / 1e6
-    spans = [(entry.stamps[-1] - entry.stamps[0]) / (len(entry.stamps) - 1) for entry in whole if len(entry.stamps) > 1]
+    spans = [
+        (entry.stamps[-1] - entry.stamps[0]) / (len(entry.stamps) - 1)
+        for entry in whole
+        if len(entry.stamps) > 1
+    ]
     tpot = np.array(spans, np.float64) / 1e6
     free = [entry.late for entry in whole if not entry.blocked]
     late = np.concatenate(free).astype(np.float64) / 1e6 if free else np.empty(0)
@@ -68,9 +72,7 @@ def truth(streams: Sequence[Entry], stream_s: float) -> Truth:
     )
 
 
-def completed_rate(
-    streams: Sequence[Entry], stream_s: float
-) -> tuple[float | None, tuple[int, int] | None]:
+def completed_rate(streams: Sequence[Entry], stream_s: float) -> tuple[float | None, tuple[int, int] | None]:
     """Completions/s from when the first measured streams have had time to end until the last one is sent:
     before, what ends is not yet measured; after, no more comes. None if that is no time at all."""
     if not streams:

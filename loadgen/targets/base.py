@@ -38,8 +38,9 @@ class Dialect(Protocol):
         """The headers of every request to this target: version, key, the scenario's own. Raises ValueError
         if the key is not there."""
 
-    def redact(self, text: str) -> str:
-        """``text`` without the key, which servers like to repeat."""
+    def redact(self, text: str, least: int = 1) -> str:
+        """``text`` without the key, which servers like to repeat; a key of less than ``least`` characters
+        stays, for it may be a word."""
 
     @abstractmethod
     def request(

@@ -117,9 +117,9 @@ class HttpTarget:
     def access(self) -> Headers:
         return (*self.version, *self._key_header(), *self.headers.items())
 
-    def redact(self, text: str) -> str:
+    def redact(self, text: str, least: int = 1) -> str:
         key = os.environ.get(self.key_env, "").strip() if self.key_env is not None else ""
-        return text.replace(key, f"[{self.key_env}]") if key and key in text else text
+        return text.replace(key, f"[{self.key_env}]") if key and len(key) >= least else text
 
     def tokenize(self, messages: Sequence[Message]) -> HttpRequest:
         return post("/tokenize", JSON, {"model": self.model, "messages": list(messages)})

@@ -131,6 +131,8 @@ class Distribution:
             result["ci95"] = intervals
         if result["p99"] is not None and self.n < FEW_FOR_P99:
             result["p99_mark"] = f"n<{FEW_FOR_P99}"
+        for name in ("_ordered", "_requests", "_draws"):  # large, and nearly all is said now
+            self.__dict__.pop(name, None)
         return result
 
 

@@ -70,7 +70,7 @@ def columns(data: RunData, summary: Mapping[str, Any]) -> dict[str, Row]:
     for name, block in blocks:
         row = Row()
         _client_side(row, block, own=data.judging.own_engine)
-        _engine_side(row, data, view, summary, name)
+        _engine_side(row, data, view, name)
         assert set(row.values) == set(COLUMNS), "each column is filled"
         rows[name or ALL] = row
     return rows
@@ -92,11 +92,11 @@ def _client_side(row: Row, block: Mapping[str, Any], *, own: bool) -> None:
             row.put(f"{metric}_{q}", table[q], reason)
 
 
-def _engine_side(row: Row, data: RunData, view: View, summary: Mapping[str, Any], name: str | None) -> None:
+def _engine_side(row: Row, data: RunData, view: View, name: str | None) -> None:
     rows = view.of_class(name)
     spans = view.window_spans
     _cached(row, view, rows & view.in_window)
-    usage = engine.pool_share(summary) if name is None else engine.SHARED
+    usage = engine.pool_share(data) if name is None else engine.SHARED
     for end in ("mean", "max"):
         row.put(f"kv_{end}", *usage.part(end))
     row.put("prefill_tokens_s", *engine.prefill_rate(data, view, rows))
@@ -106,7 +106,10 @@ def _engine_side(row: Row, data: RunData, view: View, summary: Mapping[str, Any]
         row.put("allocation_failures", *engine.increase(data.scrapes, engine.ALLOCATION_FAILURES))
     else:
         row.put("allocation_failures", None, "counted for a worker, not for a class")
-    row.put("preemptions", *_total(view.data[rows & view.in_window], "preemptions"))
+    preempted = _total(view.data[rows & view.in_window], "preemptions")
+    if preempted[0] is None and name is None:
+        preempted = engine.increase(data.scrapes, engine.PREEMPTIONS)
+    row.put("preemptions", *preempted)
     row.put("over_saturated", *_over(view, rows))
 
 
@@ -120,7 +123,7 @@ def _cached(row: Row, view: View, window: Mask) -> None:
     row.put("cached_tokens_reported", found, "no answer tells how much it read from cache")
 
 
-def _total(data: pd.DataFrame, column: str) -> tuple[int | None, str]:
+def _total(data: pd.DataFrame, column: str) -> engine.Known:
     """Over the requests that the engine's truth knows."""
     known = data[column].dropna() if column in data else pd.Series(dtype=float)
     if len(known):

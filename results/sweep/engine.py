@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from results.engine_truth import kv_usage
 from results.outcomes import Mask
 from results.rates import length_s
 from results.run import RunData
 from results.view import View
 
-ALLOCATION_FAILURES = "headrace_engine_allocation_failures_total"
+ALLOCATION_FAILURES = ("headrace_engine_allocation_failures",)
+PREEMPTIONS = ("headrace_engine_preemptions", "vllm_num_preemptions")
+POOL_SHARES = ("vllm_kv_cache_usage_perc", "vllm_gpu_cache_usage_perc", "sglang_token_usage")
+"""Gauges of other engines that say which share of the KV pool is in use, 0 to 1; the first that is there."""
+
 Known = tuple[float | None, str]
 """A value, or None and the reason."""
 
@@ -35,24 +39,38 @@ class PoolShare:
 SHARED = PoolShare(reason="the classes share one pool")
 
 
-def pool_share(summary: Mapping[str, Any]) -> PoolShare:
-    """Over the workers' samples in the window."""
-    block = summary.get("engine")
-    if block is None:
-        return PoolShare(reason="no truth of the engine")
-    usage = block["kv"].get("all")
-    if usage is None:
-        return PoolShare(reason=block.get("kv_reason", "the pool was not scraped in the window"))
-    return PoolShare(usage["mean"], usage["max"])
+def pool_share(data: RunData) -> PoolShare:
+    """Over the samples of all workers in the window."""
+    if data.scrapes is None or not len(data.scrapes):
+        return PoolShare(reason="the target was not scraped")
+    usage = kv_usage(data.scrapes, data.judging.window).get("all")
+    if usage is not None:
+        return PoolShare(usage["mean"], usage["max"])
+    a, b = data.judging.window
+    inside = data.scrapes[(data.scrapes["t"] >= a) & (data.scrapes["t"] < b)]
+    values = _first_known(inside, POOL_SHARES)["value"]
+    if not len(values):
+        return PoolShare(reason="the target showed no usage of its KV pool in the window")
+    return PoolShare(float(values.mean()), float(values.max()))
 
 
-def increase(scrapes: pd.DataFrame | None, name: str) -> Known:
+def _first_known(scrapes: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """The samples of the first of ``names`` that is there, written as ``vllm:x``, ``vllm_x`` or
+    ``x_total`` (OBSERVABILITY O9)."""
+    plain = scrapes["name"].map(lambda name: str(name).replace(":", "_").removesuffix("_total"))
+    for name in names:
+        if (found := plain == name).any():
+            return scrapes[found]
+    return scrapes.iloc[0:0]
+
+
+def increase(scrapes: pd.DataFrame | None, names: Sequence[str]) -> Known:
     """How much a counter grew over the run, summed over its labels; a fall is a restart from 0 (C40)."""
     if scrapes is None or not len(scrapes):
         return None, "the target was not scraped"
-    series = scrapes[scrapes["name"] == name].sort_values("t", kind="stable")
+    series = _first_known(scrapes, names).sort_values("t", kind="stable")
     if series["t"].nunique() < 2:
-        return None, f"{name} was not scraped before and after the load"
+        return None, f"{' or '.join(names)} was not scraped before and after the load"
     begin, total = series["t"].min(), 0.0
     for _, part in series.groupby(["target", "labels"], sort=True):
         values = part["value"].to_numpy(dtype=np.float64)

@@ -62,7 +62,11 @@ def _ends(axis: AxisSpec, cell: Mapping[str, Any]) -> str:
     low, high = (None if v is None else axis.text(v) for v in (bracket["pass"], bracket["fail"]))
     kind, key = cell["kind"], axis.key
     if kind == Kind.CLIENT:
-        so_far = f"It had passed at {low}." if low else "Nothing was learned of the target."
+        so_far = (
+            f"It had passed at {low}{_seen(bracket, 'pass')}."
+            if low
+            else "Nothing was learned of the target."
+        )
         return f"{key}: stopped, because {NOT_THE_TARGET}, was at its limit. {so_far}"
     if kind == Kind.BRACKET:
         return f"{key}: holds {low}{_seen(bracket, 'pass')}, fails at {high}{_seen(bracket, 'fail')}."

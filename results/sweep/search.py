@@ -178,7 +178,7 @@ def _first_upheld(history: History, values: Sequence[float], side: Verdict) -> _
     refuted: list[float] = []
     for value in values:
         second = history.get(Ask(value, 1))
-        if second is None or second is side:
+        if second in (None, side, Verdict.CLIENT):
             return _End(value, second is side, tuple(refuted))
         refuted.append(value)
     return _End(None, False, tuple(refuted))

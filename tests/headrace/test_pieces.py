@@ -26,6 +26,7 @@ from loadgen.accounts import record_of
 from loadgen.plan import Phases
 from loadgen.progress import Counts, Tallies
 from results.record import Outcome
+from scenarios.schema import UrlTarget
 
 
 def test_a_name_or_a_path_is_a_scenario(tmp_path: Path) -> None:
@@ -132,8 +133,8 @@ def test_a_foreign_target_refuses_door_three() -> None:
 def test_a_key_that_is_not_set_is_said_before_anything_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """The name of the variable, never its value."""
     monkeypatch.delenv("MY_KEY", raising=False)
-    with pytest.raises(UsageFailed, match="MY_KEY: it is not set"):
-        asyncio.run(models_of("http://127.0.0.1:1", "MY_KEY"))
+    with pytest.raises(UsageFailed, match="environment variable MY_KEY, which is not set"):
+        asyncio.run(models_of(UrlTarget("http://127.0.0.1:1", "m", key_env="MY_KEY")))
     assert target_override("http://h:1/v1") == 'target={"url": "http://h:1/v1", "model": ""}'
 
 

@@ -128,6 +128,20 @@ def test_an_empty_body_is_no_answer(dialect: Dialect, status: int) -> None:
         assert outcome(*reads, dialect=dialect, status=status) == "truncated"
 
 
+def test_only_tokens_are_progress() -> None:
+    """Comments, pings and preludes are not: the client's limits count from the last token."""
+    timeline = Timeline(CHAT)
+    timeline.headers(1, 200, {})
+    for t, read in ((2, b": hi\n\n"), (3, b"event: ping\ndata: x\n\n"), (4, event(choice({"role": "x"})))):
+        timeline.data(t, read)
+        assert timeline.last_progress() is None
+    timeline.data(5, HELLO)
+    timeline.data(6, b": hi\n\n")
+    timeline.data(7, event({"choices": [{"index": 1, "delta": {"content": "other"}}]}))
+    timeline.data(8, STOP)
+    assert (timeline.last_progress(), timeline.tokens()) == (7, 2)
+
+
 # --- where an event does not say what its dialect says
 
 
@@ -522,6 +536,14 @@ def test_a_key_that_a_server_repeats_is_in_no_record(monkeypatch: pytest.MonkeyP
         exchange = closed(*reads, dialect=dialect, status=status)
         assert "s3cret-key-of-ours" not in f"{exchange} {exchange.record}"
         assert "[HR_TEST_KEY]" in (exchange.record.error or exchange.text)
+
+
+def test_a_key_that_is_a_mere_word_may_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers without keys are given EMPTY or the like; an answer with that word stays as it is."""
+    monkeypatch.setenv("HR_TEST_KEY", "EMPTY")
+    dialect = OpenAIChat("m", key_env="HR_TEST_KEY")
+    assert closed(event(choice({"content": "EMPTY"})), STOP, DONE, dialect=dialect).text == "EMPTY"
+    assert closed(event({"error": "EMPTY"}), dialect=dialect).record.error == "[HR_TEST_KEY]"
 
 
 # --- anything at all

@@ -187,6 +187,13 @@ def test_a_client_at_its_limit_ends_the_search(space: Space, share: float) -> No
         assert list(seen.values()).count(Verdict.CLIENT) == 1
 
 
+def test_a_client_at_its_limit_refutes_nothing() -> None:
+    """In the second run of the passing end: what passed once stays, unconfirmed, and no two runs disagree."""
+    result, _ = searched(Space(1, 8), lambda a: Verdict.CLIENT if a.repeat else threshold(3)(a))
+    assert (result.kind, result.passes, result.passes_confirmed) == (Kind.CLIENT, 3, False)
+    assert result.disagreed == ()
+
+
 @given(st.one_of(spaces, whole_spaces), st.floats(0, 1))
 def test_the_estimate_of_what_is_left_ends_at_nothing(space: Space, share: float) -> None:
     """It is never below 1 while there is something to ask, and 0 at the end."""
@@ -395,17 +402,35 @@ def test_prompt_tokens_count_where_they_were_computed(
     assert rows["all"].values["cached_tokens_device"] == 80
 
 
+def sample(t: int, name: str, value: float, worker: str = "0") -> dict[str, Any]:
+    return {"t": t, "target": "t", "name": name, "labels": {"worker": worker}, "value": value}
+
+
 def test_a_counter_that_restarts_counts_on() -> None:
     """A worker that died began again at 0, one that came later began at 0; labels are summed."""
-
-    def row(t: int, worker: str, value: float) -> dict[str, Any]:
-        labels = {"worker": worker}
-        return {"t": t, "target": "t", "name": ALLOCATION_FAILURES, "labels": labels, "value": value}
-
-    rows = [row(0, "0", 5), row(1, "0", 7), row(2, "0", 1), row(2, "1", 3)]
+    name = f"{ALLOCATION_FAILURES[0]}_total"
+    rows = [sample(0, name, 5), sample(1, name, 7), sample(2, name, 1), sample(2, name, 3, "1")]
     assert increase(scrape_frame(rows), ALLOCATION_FAILURES) == (6.0, "")
     assert increase(scrape_frame(rows[:1]), ALLOCATION_FAILURES)[0] is None
     assert increase(None, ALLOCATION_FAILURES)[0] is None
+
+
+def test_what_other_engines_export_is_read(
+    record: Callable[..., Record], run_of: Callable[..., RunData]
+) -> None:
+    """KV usage and preemptions of a target without truth come from its own names; in all, not by class."""
+    data = run_of([record(0, due_ms=1000, ttft_ms=10, e2e_ms=20)], 10.0)
+    seconds = {0: (0.9, 0), 2: (0.2, 1), 6: (0.6, 4), 12: (0.8, 5)}
+    shares = [sample(t * SECOND, "vllm:kv_cache_usage_perc", share) for t, (share, _) in seconds.items()]
+    data.scrapes = scrape_frame(
+        [*shares, *(sample(t * SECOND, "vllm:num_preemptions_total", n) for t, (_, n) in seconds.items())]
+    )
+    rows = columns(data, judge(data))
+    values = rows["all"].values
+    assert (values["kv_mean"], values["kv_max"]) == (pytest.approx((0.9 + 0.2 + 0.6) / 3), 0.9)
+    assert values["preemptions"] == 5
+    assert values["allocation_failures"] is None
+    assert rows["default"].values["preemptions"] is None
 
 
 # --- the document
