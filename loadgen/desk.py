@@ -17,7 +17,7 @@ from loadgen.progress import Tallies
 from loadgen.raw import Closed
 from loadgen.render import Rendered, Renderer
 from loadgen.stamps import ClockBridge
-from loadgen.timeline import Exchange, Timeline
+from loadgen.timeline import CountTokens, Exchange, Timeline
 from loadgen.transport import HttpRequest
 from results.record import Outcome, Record
 
@@ -72,6 +72,8 @@ class Reader:
     renderer: Renderer
     t0: int
     bridge: ClockBridge | None = None
+    count: CountTokens | None = None
+    """Counts the tokens of answers whose server does not; where the target's tokenizer is known."""
 
     def closed(self, closed: Closed) -> Exchange:
         raw, dialect = closed.raw, self.renderer.dialect
@@ -80,7 +82,7 @@ class Reader:
         timeline.replay(raw, times[1:], times[0])
         record = self._blank(closed)
         record.stamp, record.skew_ns = stamp, skew
-        exchange = timeline.close(record, self.t0, closed.cut)
+        exchange = timeline.close(record, self.t0, closed.cut, self.count)
         cancel = self.shots[closed.shot].cancel
         record.cancel_missed = cancel is not None and record.outcome is Outcome.COMPLETED
         return exchange
@@ -115,7 +117,8 @@ class Reader:
         return record
 
     def _record(self, shot: int, outcome: Outcome, phase: str) -> Record:
-        return record_of(self.shots[shot], outcome, phase, self.renderer.dialect.model)
+        planned = self.shots[shot]
+        return record_of(planned, outcome, phase, self.renderer.dialect.model_of(planned))
 
 
 class Scribe:

@@ -10,8 +10,10 @@ from loadgen.answer import Answer
 from loadgen.sse import Parser
 from loadgen.targets.base import Dialect
 
-_CARRY = 64
-"""Bytes of an unfinished line that are kept: a hint and the beginning of its line fit in."""
+_HEAD = 64
+"""Bytes of a line's beginning that can matter: every pattern of `Dialect.end` fits in."""
+_INSIDE = b"."
+"""Stands for a line that is longer and was none to look at."""
 _NEWLINES = (10, 13)
 
 
@@ -34,15 +36,14 @@ class EndWatch:
         for hint in self._hints:
             if hint in text:
                 return self._suspect(t, text)
-        # After a line end only that is kept: the next line's beginning is one.
-        self._carry = b"\n" if chunk[-1] in _NEWLINES else text[-_CARRY:]
+        self._carry = b"" if chunk[-1] in _NEWLINES else _open_line(text)
         return False
 
     def _suspect(self, t: int, text: bytes) -> bool:
         """A hint is in ``text``: does a line begin as a last event does?"""
         found = self._dialect.end.search(text)
         if found is None:
-            self._carry = text[-_CARRY:]
+            self._carry = _open_line(text)
             return False
         self._event = Parser()
         begin = found.start() + (text[found.start()] in _NEWLINES)
@@ -58,8 +59,14 @@ class EndWatch:
         if answer.done_at is not None or answer.error is not None:
             return True
         # It ended nothing. What follows may already have begun in this read.
-        self._event, self._carry = None, text[-_CARRY:]
+        self._event, self._carry = None, _open_line(text)
         return False
+
+
+def _open_line(text: bytes) -> bytes:
+    """The line that ``text`` ends in, as far as it matters for what follows."""
+    begin = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
+    return text[begin:] if len(text) - begin <= _HEAD else _INSIDE
 
 
 def token_in(chunks: list[bytes], dialect: Dialect) -> int | None:
@@ -87,7 +94,7 @@ def _last_token(chunks: list[bytes], first: int, dialect: Dialect) -> int | None
             begun = bool(text)
         if begun:
             answer.read(index, parser.feed(text))
-    return answer.token_times[-1] if answer.token_times else None
+    return answer.last_token
 
 
 def _from_event(text: bytes) -> bytes:

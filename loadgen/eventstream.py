@@ -12,7 +12,7 @@ from loadgen.template import Template, template_of
 
 _PAYS = 4
 """Reads that a template must have fitted to have been worth making."""
-_TRIES = 3
+_TRIES = 2
 """How often one is made that was not, before this stream goes the long way."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from loadgen.endwatch import EndWatch, token_in
-from loadgen.outcomes import Limit
+from loadgen.outcomes import Limit, is_answer
 from loadgen.plan import Shot
 from loadgen.raw import Raw
 from loadgen.rules import Timeouts
@@ -81,7 +81,7 @@ class Flight:
             return
         raw = self.raw
         raw.headers_at, raw.headers_real, raw.status, raw.headers = t, real, status, headers
-        if status == 200 and "json" not in headers.get("content-type", ""):
+        if is_answer(status) and "json" not in headers.get("content-type", ""):
             self._watch = EndWatch(self._dialect)
         if self._peek is not None:
             self._peek.headers(t, status, headers)

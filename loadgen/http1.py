@@ -130,17 +130,27 @@ class ChunkScanner:
         self._trailer = False
 
     def feed(self, data: bytes) -> bytes:
-        if self._between:
-            # Mostly a read is one event, and an event is one chunk.
-            end = data.find(b"\r\n", 0, 8)
-            size = _SIZES.get(data[:end])
-            if size is not None and len(data) == end + size + 4 and data.endswith(b"\r\n"):
-                return data[end + 2 : -2]
-        return self._scan(data)
-
-    def _scan(self, data: bytes) -> bytes:
-        data, self._held = self._held + data, b""
+        if not self._between:
+            return self._scan(data, [])
+        # Mostly a read is one event, and an event is one chunk.
         body: list[bytes] = []
+        at, length = 0, len(data)
+        while (end := data.find(b"\r\n", at, at + 8)) > 0:
+            size = _SIZES.get(data[at:end])
+            if size is None:
+                break
+            after = end + size + 4
+            if after > length or data[after - 2 : after] != b"\r\n":
+                break
+            own = data[end + 2 : after - 2]
+            if after == length:
+                return b"".join([*body, own]) if body else own
+            body.append(own)
+            at = after
+        return self._scan(data[at:], body)
+
+    def _scan(self, data: bytes, body: list[bytes]) -> bytes:
+        data, self._held = self._held + data, b""
         at = 0
         try:
             while at < len(data) and not self.over:

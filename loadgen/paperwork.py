@@ -9,6 +9,8 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from loadgen.client import Address, Client
 from loadgen.clock import monotonic
 from loadgen.desk import Reader, Scribe, Unsent, told_of
@@ -22,6 +24,7 @@ from loadgen.raw import Closed
 from loadgen.stamps import ClockBridge, ClockSample
 from loadgen.text import Message
 from loadgen.texts import write_texts
+from loadgen.tokens import counter_of
 from results.record import Outcome
 from results.recordfile import RecordWriter
 
@@ -36,7 +39,8 @@ class Paperwork:
         self._dialect = job.target.make()
         self._bridge = ClockBridge()
         self._scribe = scribe = Scribe(shots, phases, job.renderer(self._dialect))
-        self._reader = Reader(scribe.shots, phases, scribe.renderer, 0, self._bridge)
+        count = None if job.tokenizer is None else counter_of(Tokenizer.from_file(job.tokenizer))
+        self._reader = Reader(scribe.shots, phases, scribe.renderer, 0, self._bridge, count)
         self._glance = Reader(scribe.shots, phases, scribe.renderer, 0)
         self._first = sorted((shot.due_ns, shot.id) for shot in shots if shot.due_ns is not None)
         self._records = RecordWriter(Path(job.records))

@@ -8,6 +8,7 @@ from typing import Literal
 
 from loadgen.plan import Seconds
 from loadgen.raw import Raw
+from loadgen.retryafter import retry_after
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Retries:
         """Seconds until the next attempt after number ``attempt`` (the first is 1); None = no other one."""
         if attempt > self.max or not self._worth(raw):
             return None
-        asked = _seconds(raw.headers.get("retry-after")) or 0.0
+        asked = retry_after(raw.headers) or 0.0
         return min(max(self.backoff * float(2 ** (attempt - 1)), asked), self.longest)
 
     def _worth(self, raw: Raw) -> bool:
@@ -88,11 +89,3 @@ class Rules:
 
     def with_caps(self, caps: Mapping[str, Cap]) -> Rules:
         return Rules(self.timeouts, self.retries, caps)
-
-
-def _seconds(value: str | None) -> float | None:
-    """Retry-After in seconds; its date form needs a wall clock and is not read."""
-    try:
-        return float(value) if value is not None else None
-    except ValueError:
-        return None

@@ -61,8 +61,8 @@ class _Span:
     start: int
     end: int
     offset: int
-    """At the start; it moves by ``tilt`` ns per ns from there."""
-    tilt: float
+    """At the start; until the end it moves by ``slew``."""
+    slew: int
     bound: int
 
 
@@ -135,6 +135,9 @@ class ClockBridge:
         after it returned and ``real`` by the kernel (0 = not). The kernel's time is taken if it can be
         told and can be this read's; the bound is 0 for ``user`` itself, which is late by nobody knows."""
         if real:
+            steady = self._runs[0].convert(real) if len(self._runs) == 1 else None
+            if steady is not None and user - OLDEST_NS <= steady[0] <= user:
+                return *steady, True  # as nearly always
             found = self.mono(real, user)
             if found is not None:
                 # No read is stamped before its bytes are there; a smaller excess is the conversion's error.
@@ -160,14 +163,14 @@ class _Run:
         self._starts: list[int] = []
         self._spans: list[_Span] = []
         at = first.mono + first.offset
-        self._hit = _Span(at, at, first.offset, 0.0, first.half)
+        self._hit = _Span(at, at, first.offset, 0, first.half)
 
     def add(self, sample: ClockSample) -> None:
         last = self._last
         start, end = last.mono + last.offset, sample.mono + sample.offset
         slew = sample.offset - last.offset
         bound = max(last.half, sample.half) + abs(slew) + 1  # 1: what rounding takes
-        span = _Span(start, end, last.offset, slew / (end - start), bound)
+        span = _Span(start, end, last.offset, slew, bound)
         self._starts.append(start)
         self._spans.append(span)
         self._last = sample
@@ -180,7 +183,8 @@ class _Run:
             if at < 0 or real > self._spans[at].end:
                 return None
             span = self._hit = self._spans[at]
-        return real - span.offset - round((real - span.start) * span.tilt), span.bound
+        moved = (real - span.start) * span.slew // (span.end - span.start) if span.slew else 0
+        return real - span.offset - moved, span.bound
 
 
 def _ran_on(before: ClockSample, after: ClockSample) -> bool:

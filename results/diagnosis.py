@@ -198,9 +198,7 @@ def _lengths(view: View) -> Iterator[Finding]:
     for name, served in served_lengths(view.window).items():
         if served.doubt:
             text = f"class {name}: prompts are not as long as asked for: {served.doubt}"
-            yield Finding(
-                "served_length", text, "give target.tokenizer the model's own tokenizer.json"
-            )
+            yield Finding("served_length", text, "give target.tokenizer the model's own tokenizer.json")
 
 
 def _records(view: View) -> Iterator[Finding]:

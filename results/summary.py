@@ -58,7 +58,7 @@ def judge(data: RunData, judging: Judging | None = None) -> dict[str, Any]:
         "slices": _slices(view),
         "cache": cache,
         "compat": compat_block(view),
-        "attribution": data.attribution,
+        **_attribution(data),
         "faults": [_fault(f, view, data.plan) for f in data.faults],
         "invariants": _invariants(data),
         "saturation": asdict(in_flight),
@@ -74,8 +74,6 @@ def judge(data: RunData, judging: Judging | None = None) -> dict[str, Any]:
     }
     if engine is not None:
         summary["engine"] = engine
-    if data.attribution is None:
-        summary["attribution_reason"] = "prompt tokens were not attributed"
     return _ordered(summary)
 
 
@@ -90,6 +88,12 @@ def _about(judging: Judging) -> dict[str, Any]:
         "demand": judging.demand,
         "timeouts": judging.timeouts,
     }
+
+
+def _attribution(data: RunData) -> dict[str, Any]:
+    if data.attribution is not None:
+        return {"attribution": data.attribution}
+    return {"attribution": None, "attribution_reason": "prompt tokens were not attributed"}
 
 
 def _saturation(view: View) -> Saturation:

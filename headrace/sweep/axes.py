@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from headrace.errors import UsageFailed
 from headrace.sweep.levels import LevelError, Levels, read, read_rates, read_users
 from loadgen.arrivals import ARRIVALS
+from loadgen.arrivals.concurrency import Concurrency
 from loadgen.load import ClosedLoop
 from results.sweep.search import Space
 from results.sweep.spec import AxisSpec
@@ -122,13 +123,11 @@ def _users(key: str, levels: str, of_class: Sequence[tuple[int, LoadSpec]]) -> A
     name = key.partition(".")[0]
     if len(of_class) != 1:
         raise AxisError(f"class {name} has {len(of_class)} loads; users can be shared out in one only")
-    if "concurrency" not in ARRIVALS:
-        raise AxisError("there is no closed-loop arrival 'concurrency' here")
     i, load = of_class[0]
     if load.trace is not None:
         raise AxisError(f"load.{i} of class {name} replays a trace, which comes when it says")
     at = f"load.{i}.arrival"
-    if isinstance(load.arrival, ClosedLoop) and isinstance(load.arrival, ARRIVALS["concurrency"]):
+    if isinstance(load.arrival, Concurrency):
         return _made(key, read_users(levels), lambda value: (f"{at}.users={value}",))
     scaled = f"load.{i} becomes a closed loop: users send again as soon as they have their answer"
     return _made(

@@ -42,7 +42,7 @@ class Progress:
         at = name_of(run.at)
         second = " (second run)" if run.repeat else ""
         shown = "open, runs longer" if run.decision is Decision.LONGER else run.decision.value
-        ttft = words.duration(row["ttft_sched_p90"])
+        ttft = words.duration(row["ttft_p90"] if row["ttft_sched_p90"] is None else row["ttft_sched_p90"])
         numbers = f"good {words.rate(row['good_rate'])}/s · attained {words.percent(row['attainment'])}"
         line = f"[{run.n}] {at}{second}, {run.window:g} s: {shown} · {numbers} · TTFT p90 {ttft}"
         left = self._left(book)

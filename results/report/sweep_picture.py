@@ -34,7 +34,7 @@ def picture(spec: SweepSpec, runs: Sequence[PointRun], document: Mapping[str, An
     axis = XAxis.of(spec)
     chart = Chart(
         f"Latency and rates over {axis.spec.key}",
-        "Above: time to first token by class or cell, p50 and p90. Below: offered, completed and good "
+        "Above: the headline latency by class or cell, p50 and p90. Below: offered, completed and good "
         "requests per second. The band is the bracket of the last pass and the first fail.",
         height=538,
         left=66,
@@ -173,7 +173,8 @@ def _points(frame: _Frame, curve: Curve, column: str, y: Scale) -> None:
 def _tip(run: PointRun, curve: Curve) -> str:
     row = run.rows[curve.rows]
     again = ", second run" if run.repeat else ""
-    ttft = f"TTFT p50 {duration(row['ttft_sched_p50'])}, p90 {duration(row['ttft_sched_p90'])}"
+    metric = latency_of([run])
+    ttft = f"{metric} p50 {duration(row[f'{metric}_p50'])}, p90 {duration(row[f'{metric}_p90'])}"
     good = f"good {rate(row['good_rate'])}/s, attained {percent(row['attainment'])}"
     return f"{name_of(run.at)}{again} · {curve.name or 'all'}: {run.decision.value}, {ttft}, {good}"
 

@@ -112,9 +112,11 @@ def _curve(name: str, i: int, rows: str, members: Iterable[PointRun], axis: XAxi
 
 
 def latency_of(runs: Sequence[PointRun]) -> str:
-    """The headline latency: to the first token, or where nothing is streamed, to the end."""
-    streamed = any(run.rows[ALL].get("ttft_sched_p50") is not None for run in runs)
-    return "ttft_sched" if streamed else "e2e_sched"
+    """The headline latency: to the first token, or where nothing is streamed, to the end; from the due
+    time, or where all loops are closed, from the send."""
+    order = ("ttft_sched", "ttft", "e2e_sched", "e2e")
+    known = (name for name in order if any(run.rows[ALL][f"{name}_p50"] is not None for run in runs))
+    return next(known, order[0])
 
 
 def value_scale(values: Sequence[float], bottom: float, top: float) -> Scale:

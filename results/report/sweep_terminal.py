@@ -58,7 +58,7 @@ def _show_table(spec: SweepSpec, runs: Sequence[PointRun], console: Console) -> 
     last = [axis.key.rpartition(".")[2] for axis in spec.axes]
     fixed = {short_key(axis.key, last): [run.at[axis.key] for run in shown] for axis in spec.axes}
     fixed |= {"": [_says(run) for run in shown], "window": [f"{run.window:g} s" for run in shown]}
-    numbers = {name: [sweep_words.cell(run.rows[ALL], name) for run in shown] for name in _HEADS}
+    numbers = {name: _cells(shown, name) for name in _HEADS}
     chosen = _that_fit(console.width - sum(map(_width, fixed.items())), numbers)
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, _GAP, 0, 0), show_edge=False)
     for head in (*fixed, *(_HEADS[name] for name in chosen)):
@@ -68,6 +68,13 @@ def _show_table(spec: SweepSpec, runs: Sequence[PointRun], console: Console) -> 
         cells[-2] = f"[bold {_COLOUR[sweep_words.TONES[run.decision]]}]{cells[-2]}[/]"
         table.add_row(*cells, *(numbers[name][i] for name in chosen))
     console.print(table, highlight=False)
+
+
+def _cells(shown: Sequence[PointRun], column: str) -> list[str]:
+    """Where no loop is open, latencies from the due time are not known: then those from the send."""
+    if all(run.rows[ALL][column] is None for run in shown):
+        column = column.replace("_sched", "")
+    return [sweep_words.cell(run.rows[ALL], column) for run in shown]
 
 
 def _says(run: PointRun) -> str:

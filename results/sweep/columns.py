@@ -21,7 +21,8 @@ from results.view import TIERS, View
 
 RATES = ("asked", "offered", "completed", "good")
 GROUPS = ("rejected", "expired", "cancelled")
-LATENCIES = ("queue_wait", "ttft_sched", "itl", "tpot", "e2e_sched")
+LATENCIES = ("queue_wait", "ttft_sched", "ttft", "itl", "tpot", "e2e_sched", "e2e")
+"""Those from the due time say nothing of a closed loop: it has those from the send."""
 QUANTILES = ("p50", "p90", "p99")
 ALL = "all"
 

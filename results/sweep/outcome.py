@@ -12,7 +12,7 @@ from typing import Any
 
 from results.exits import FAILED, OK, OPEN, TARGET
 from results.sweep import phrases
-from results.sweep.knee import knee, safe_point
+from results.sweep.knee import Safe, knee, safe_point
 from results.sweep.points import NOT_THE_TARGET, Decision
 from results.sweep.search import Kind, ask, found
 from results.sweep.spec import PointRun, SweepSpec, decisive, history, of_cell
@@ -68,11 +68,9 @@ def _searched(spec: SweepSpec, runs: Sequence[PointRun]) -> dict[str, Any]:
     now = found(space, seen)
     tested = ((run.value, run.over_saturated) for run in decisive(runs) if run.value is not None)
     bend = knee(tested)
-    safe = safe_point(now, bend, spec.headroom, whole=space.whole)
-    if now.kind is Kind.CLIENT and safe.value is None:
-        safe_reason: str | None = NOT_THE_TARGET
-    else:
-        safe_reason = safe.reason
+    safe = Safe(None, reason=NOT_THE_TARGET)
+    if now.kind is not Kind.CLIENT:
+        safe = safe_point(now, bend, spec.headroom, whole=space.whole)
     text = None if spec.searched is None or safe.value is None else spec.searched.text(safe.value)
     return {
         "complete": ask(space, seen) is None,
@@ -86,7 +84,7 @@ def _searched(spec: SweepSpec, runs: Sequence[PointRun]) -> dict[str, Any]:
         "undecided": list(now.undecided),
         "disagreed": list(now.disagreed),
         "knee": asdict(bend) | {"contradicted": list(bend.contradicted)},
-        "safe": asdict(safe) | {"text": text, "headroom": spec.headroom, "reason": safe_reason},
+        "safe": asdict(safe) | {"text": text, "headroom": spec.headroom},
     }
 
 

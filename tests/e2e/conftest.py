@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import secrets
@@ -12,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from loadgen.reference.group import ReferenceServer
+from loadgen.reference.script import Script
 from results.recordfile import read_stream
 
 _MARK = "HEADRACE_TEST_MARK"
@@ -40,27 +43,31 @@ def until(condition: Callable[[], Any], seconds: float = LIMIT_S) -> Any:
 class Bench:
     """One `bench` process and all its descendants, which carry a mark in their environment.
 
-    ``private`` is where they put temporary files: short, since unix sockets live there.
+    ``private`` is where they put temporary files: short, since unix sockets live there. ``environment`` is
+    added to ours; ``files`` is how many a process may have open, a hard limit.
     """
 
     folder: Path
     private: Path
     mark: str = field(default_factory=lambda: secrets.token_hex(8))
     process: subprocess.Popen[bytes] | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    files: int | None = None
 
     @property
     def run_dir(self) -> Path:
         return self.folder / "run"
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, _MARK: self.mark, "TMPDIR": str(self.private), "OMP_NUM_THREADS": "1"}
+        own = {_MARK: self.mark, "TMPDIR": str(self.private), "OMP_NUM_THREADS": "1"}
+        limited = [] if self.files is None else ["sh", "-c", f'ulimit -n {self.files} && exec "$@"', "sh"]
         with self.stdout.open("ab") as out, self.stderr.open("ab") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "headrace.cli", *arguments],
+                [*limited, sys.executable, "-m", "headrace.cli", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env=environment,
+                env={**os.environ, **own, **self.environment},
                 cwd=self.folder,
                 start_new_session=True,
             )
@@ -165,6 +172,21 @@ def benches(tmp_path: Path) -> Iterator[Callable[[], Bench]]:
 @pytest.fixture
 def bench(benches: Callable[[], Bench]) -> Bench:
     return benches()
+
+
+@pytest.fixture
+def reference(tmp_path: Path) -> Iterator[Callable[[Script], ReferenceServer]]:
+    """Starts reference servers, which end with the test; their log is ``reference-N.log``."""
+    with ExitStack() as stack:
+        count = itertools.count()
+
+        def start(script: Script) -> ReferenceServer:
+            server = ReferenceServer(script, log=tmp_path / f"reference-{next(count)}.log")
+            server.start()
+            stack.callback(server.end)
+            return server
+
+        yield start
 
 
 @pytest.fixture(name="until")

@@ -158,7 +158,9 @@ def test_a_load_process_that_is_killed_is_no_smaller_run(bench, until, victim, p
     assert summary["verdict"] == "inconclusive"
     assert summary["interrupted"] is False
     assert summary["reason"] == summary["incomplete"]
-    assert ("died (exit code -9)" if victim.endswith("process") else "clerk process is gone") in summary["reason"]
+    assert ("died (exit code -9)" if victim.endswith("process") else "clerk process is gone") in summary[
+        "reason"
+    ]
     outcomes = one_record_each(bench.run_dir)["outcome"].value_counts()
     assert outcomes["completed"] >= kept
     assert 48 // processes >= outcomes["unknown"] == 48 - outcomes["completed"] > 0

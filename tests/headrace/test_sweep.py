@@ -24,7 +24,6 @@ from headrace.sweep.book import Book, resumed_book
 from headrace.sweep.design import SweepOptions, make_design
 from headrace.sweep.levels import LevelError, read, read_rates, read_users
 from headrace.sweep.progress import Progress, left
-from loadgen.arrivals import ARRIVALS
 from results.sweep.columns import COLUMNS
 from results.sweep.search import ask
 from results.sweep.spec import history, of_cell
@@ -182,7 +181,7 @@ def test_a_grid_is_crossed(app: typer.Typer, small: Path, tmp_path: Path) -> Non
 
 def test_every_cell_is_searched(app: typer.Typer, small: Path, tmp_path: Path) -> None:
     """A search for each crossed value, compared; a further span is crossed at its doublings."""
-    axes = ("--axis", "ping.rate=4:16", "--axis", "engine.scheduler.max_running=2:4")
+    axes = ("--axis", "ping.rate=4:8", "--axis", "engine.scheduler.max_running=2:4")
     called(app, small, *axes, *QUICK, "--out", tmp_path / "cells", "--quiet")
     whole = document(tmp_path / "cells")
     assert [cell["at"]["engine.scheduler.max_running"] for cell in whole["cells"]] == ["2", "4"]
@@ -255,6 +254,21 @@ def test_a_resumed_sweep_is_the_same_sweep(swept: Path, small: Path, tmp_path: P
     finally:
         small.write_text(before)
     assert conduct.next_job(resumed_book(swept, SweepOptions(str(small)))) is None
+
+
+def test_a_point_that_the_client_could_not_make_is_tried_again(
+    swept: Path, small: Path, tmp_path: Path
+) -> None:
+    """A resumed sweep drops the run that said nothing of the target, and asks for its point."""
+    whole = document(swept)
+    last = whole["runs"][-1]
+    last["decision"] = "client"
+    (tmp_path / "sweep.json").write_text(json.dumps(whole))
+    book = resumed_book(tmp_path, SweepOptions(str(small)))
+    assert len(book.runs) == len(whole["runs"]) - 1
+    job = conduct.next_job(book)
+    assert job is not None
+    assert (job.value, job.repeat) == (last["value"], last["repeat"])
 
 
 def test_a_directory_is_not_used_twice(swept: Path, app: typer.Typer, small: Path) -> None:
@@ -366,19 +380,34 @@ def test_an_arrival_without_a_rate_is_named(tmp_path: Path) -> None:
         overrides("ping.rate=1:4", burst, tmp_path, "3/s")
 
 
-@pytest.mark.skipif("concurrency" not in ARRIVALS, reason="there is no closed-loop arrival")
 def test_users_replace_an_open_arrival(app: typer.Typer, small: Path, tmp_path: Path) -> None:
     """An open load becomes a closed one; one that is closed keeps its think time."""
     assert overrides("ping.concurrency=1:4", SMALL, tmp_path, "3") == (
         "load.0.arrival={type: concurrency, users: 3, think: 0s}",
     )
-    closed = SMALL.replace("{type: constant, rate: 4/s}", "{type: concurrency, users: 2, think: 1s}")
+    ours = SMALL.replace("ping.ttft_sched", "ping.ttft").replace("{ttft_sched:", "{ttft:")
+    closed = ours.replace("{type: constant, rate: 4/s}", "{type: concurrency, users: 2, think: 1s}")
     assert overrides("ping.concurrency=1:4", closed, tmp_path, "3") == ("load.0.arrival.users=3",)
     with pytest.raises(UsageFailed, match=r"vary ping\.concurrency"):
         overrides("ping.rate=1:4", closed, tmp_path, "3")
-    called(app, small, "--axis", "ping.concurrency=1,4", *QUICK, "--out", tmp_path / "users", "--quiet")
-    one, four = document(tmp_path / "users")["runs"][0], document(tmp_path / "users")["runs"][-1]
-    assert four["rows"]["ping"]["completed_rate"] > one["rows"]["ping"]["completed_rate"] > 0
+    path, out = tmp_path / "closed.yaml", tmp_path / "users"
+    path.write_text(ours)
+    _, shown, _ = called(app, path, "--axis", "ping.concurrency=1,4", *QUICK, "--out", out)
+    one, four = document(out)["runs"][0]["rows"]["ping"], document(out)["runs"][-1]["rows"]["ping"]
+    assert four["completed_rate"] > one["completed_rate"] > 0
+    assert four["ttft_p50"] > one["ttft_p50"] > 0
+    assert "closed loop" in one["reasons"]["ttft_sched_p50"]
+    assert "becomes a closed loop" in shown
+
+
+def test_a_gate_that_means_nothing_in_a_closed_loop_is_refused(
+    app: typer.Typer, small: Path, tmp_path: Path
+) -> None:
+    """An axis that closes the loop is checked with the gates, before any load."""
+    axes = ("--axis", "ping.concurrency=1,4")
+    last, _, said = called(app, small, *axes, *QUICK, "--out", tmp_path / "no")
+    assert last["exit"] == 2
+    assert "says nothing of a closed loop; use ttft" in said
 
 
 def test_an_engine_key_needs_our_engine(small: Path) -> None:

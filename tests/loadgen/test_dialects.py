@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from loadgen.endwatch import EndWatch
 from loadgen.outcomes import Cut
 from loadgen.raw import Raw
 from loadgen.targets import TARGETS, Dialect
@@ -541,3 +542,29 @@ def test_the_end_of_a_stream_is_found_by_its_bytes(name: str, line: bytes) -> No
 def test_an_end_inside_a_text_is_none(name: str, line: bytes) -> None:
     """Quotes in a text are escaped, and a line begins only once."""
     assert dialect(name).end.search(b"\n" + line + b"\n\n") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "last"),
+    [
+        ("openai_responses", R_START + R_REASONING + R_TEXT, R_END[0]),
+        ("openai_responses", R_START + R_TEXT, {"type": "error", "code": "x", "message": "m"}),
+        ("openai_responses", R_START, r_event("failed", response=response("failed"))),
+        (
+            "anthropic_messages",
+            [A_START, *A_THINKING, *A_TEXT, *a_end("end_turn")[:1]],
+            {"type": "message_stop"},
+        ),
+        ("anthropic_messages", [A_START], {"type": "error", "error": {"type": "x", "message": "m"}}),
+    ],
+)
+@pytest.mark.parametrize("write", [named, bare])
+@pytest.mark.parametrize("size", [1, 7, 64, 1000, 100_000])
+def test_the_send_path_sees_every_end(
+    name: str, before: list[dict[str, Any]], last: dict[str, Any], write: Any, size: int
+) -> None:
+    """In the read that completes it, however the stream is cut, and nowhere before."""
+    head, watch = b"".join(write(event) for event in before), EndWatch(dialect(name))
+    whole = head + write(last)
+    seen = [watch.feed(0, whole[at : at + size]) for at in range(0, len(whole), size)]
+    assert seen.index(True) == len(seen) - 1
