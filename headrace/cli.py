@@ -188,7 +188,11 @@ def gate(
             draw=False,
             gates=tuple(gates or ()) or None,
         )
-    console.show_json(outcome.summary["gates"]) if as_json else console.show_gates(outcome.summary)
+    if as_json:
+        client = outcome.summary["client"]["verdict"]
+        console.show_json({"client": client, "gates": outcome.summary["gates"]})
+    else:
+        console.show_gates(outcome.summary)
     _end(outcome.last_line)
 
 

@@ -68,7 +68,7 @@ async def collect(
     folder, site = scene.folder, scene.site
     truth = await _truth(site)
     streams = sorted(folder.path.glob(RECORD_STREAMS))
-    records = [record for stream in streams for record in read_list(stream)]
+    records = [record for stream in streams for record in read_list(stream, events=False)]
     if end.lost is not None:
         records += _left_open(scene, records, end.lost)
     folder.records.close()

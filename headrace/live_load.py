@@ -68,7 +68,7 @@ class LiveLoad:
         ends = await asyncio.gather(*(self._hear(slice) for slice in range(len(self._children))))
         lost = [end for end in ends if isinstance(end, str)]
         done = [end for end in ends if not isinstance(end, str)]
-        signals = merged_signals([end["signals"] for end in done]) if done else {}
+        signals = merged_signals([_signals(k, end) for k, end in enumerate(ends)])
         interrupted = any(end["interrupted"] for end in done)
         error = next((end["observe_error"] for end in done if end.get("observe_error")), None)
         if lost:
@@ -126,6 +126,11 @@ class LiveLoad:
 
     def request_id(self, shot: int) -> str:
         return f"{self._order.tag}-{shot}"
+
+
+def _signals(slice: int, end: dict[str, Any] | str) -> dict[str, Any]:
+    """What a load process measured of itself, or why it is not known."""
+    return {"process": slice} | ({"reason": end} if isinstance(end, str) else end["signals"])
 
 
 def _job(target: TargetJob, order: LoadOrder, slice: int, salt: int) -> LoadJob:

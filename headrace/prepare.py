@@ -105,6 +105,7 @@ def judging_of(
         cache=scenario.cache,
         own_engine=isinstance(scenario.target, EngineTarget),
         timeouts=asdict(scenario.timeouts),
+        limits=scenario.health.limits(),
         demand={name: asdict(row) for name, row in demand(plan).items()},
         strict=strict,
         allow_inconclusive=allow_inconclusive,

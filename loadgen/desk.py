@@ -17,7 +17,8 @@ from loadgen.progress import Tallies
 from loadgen.raw import Closed
 from loadgen.render import Rendered, Renderer
 from loadgen.stamps import ClockBridge
-from loadgen.timeline import CountTokens, Exchange, Timeline
+from loadgen.timeline import Exchange, Timeline
+from loadgen.tokens import CountTokens
 from loadgen.transport import HttpRequest
 from results.record import Outcome, Record
 

@@ -26,7 +26,7 @@ from loadgen.clerk_desk import ClerkDesk
 from loadgen.client import Address, Client
 from loadgen.clock import monotonic, sleep_until
 from loadgen.driver import Driver
-from loadgen.foresight import raise_descriptor_limit
+from loadgen.foresight import SPARE_DESCRIPTORS, raise_descriptor_limit
 from loadgen.health import HealthMeter, driver_signals, freeze_heap
 from loadgen.job import LoadJob
 from loadgen.plan_io import read_shots
@@ -80,14 +80,14 @@ class _LoadProcess:
 
     async def run(self) -> int:
         job = self._job
-        raise_descriptor_limit()
+        files = raise_descriptor_limit()
         shots, phases, _ = read_shots(Path(job.plan), job.slice, prompts=False)
         dialect = job.target.make()
         client = Client(Address.of(job.target.url), monotonic, job.target.tls(), job.connections)
         desk = ClerkDesk(self._link, self._clerk_lost)
         listener = asyncio.create_task(_listen(self._commands))
         try:
-            await _warm(client, job)
+            await _warm(client, job, files)
             await desk.ready
             freeze_heap()
             self._emit({"event": "ready", "kernel_stamps": client.kernel_stamps})
@@ -169,9 +169,11 @@ def _progress(driver: Driver, desk: ClerkDesk, t0: int) -> dict[str, Any]:
     return {"event": "progress", **asdict(snapshot)}
 
 
-async def _warm(client: Client, job: LoadJob) -> None:
+async def _warm(client: Client, job: LoadJob, files: int | None) -> None:
+    """As many connections as are to be warm and may be open (``files``; None = no limit)."""
+    wanted = job.warm_connections
     try:
-        await client.warm(job.warm_connections)
+        await client.warm(wanted if files is None else max(0, min(wanted, files - SPARE_DESCRIPTORS)))
     except OSError as error:
         raise OSError(f"cannot connect to {job.target.url}: {error}") from error
 

@@ -27,6 +27,7 @@ from loadgen.rules import Cap, Retries, Timeouts
 from loadgen.targets.http import option_fault
 from loadgen.tenants import check_shares, zipf
 from loadgen.tracefiles import Trace
+from results.judging import HealthLimits
 
 NotAKey = "not a key"
 """Marks a field that the loader fills and no file may name."""
@@ -211,6 +212,29 @@ class ClientSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class HealthSpec:
+    """When the client's own numbers are believed (MEASUREMENT 8): what a value may be and still be valid,
+    and with ``_degraded`` what it may be and still be degraded."""
+
+    latency_floor: Seconds = 0.005
+    latency_share: Share = 0.05
+    min_class_n: int = 30
+    pool_wait: Seconds = 0.001
+    cpu: Share = 0.8
+    steal: Share = 0.05
+    offered: Share = 0.005
+    offered_degraded: Share = 0.02
+    little: Share = 0.001
+    little_degraded: Share = 0.02
+
+    def __post_init__(self) -> None:
+        self.limits()
+
+    def limits(self) -> HealthLimits:
+        return HealthLimits(**{f.name: getattr(self, f.name) for f in fields(self)})
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """Everything that a run needs to know. Frozen; the same scenario and seed make the same plan."""
 
@@ -225,6 +249,7 @@ class Scenario:
     gates: tuple[str, ...] = ()
     timeouts: Timeouts = Timeouts()
     client: ClientSpec = ClientSpec()
+    health: HealthSpec = HealthSpec()
     virtual: Mapping[str, Any] = field(default_factory=dict)
     """Overrides for runs in virtual time, each as for ``--set``: ``load.0.workload.system: 60000``."""
     name: Annotated[str, NotAKey] = ""

@@ -2,5 +2,5 @@
 
 ``envs`` installs them, ``tool`` says what they have in common, ``vllm_bench``, ``aiperf``, ``guidellm`` and
 ``ours`` start one each and read what it reports; ``truth`` reads the server's own log, ``measure`` joins the
-two into rows, ``rows`` and ``picture`` show them.
+two into a row, ``session`` makes all rows, ``rows`` and ``picture`` show them.
 """

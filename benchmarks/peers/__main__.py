@@ -14,16 +14,17 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from benchmarks.peers.envs import RECIPES, InstallFailed
 from benchmarks.peers.measure import measure
 from benchmarks.peers.ours import Ours
 from benchmarks.peers.picture import picture
-from benchmarks.peers.rows import Kept, Row, gives_up, header, line, markdown
+from benchmarks.peers.rows import Kept, Row, header, markdown
+from benchmarks.peers.session import Session
 from benchmarks.peers.tokenizer import HUB_NAME, pulled_model, write_hub
 from benchmarks.peers.tool import Ask, Tool
 from engine.model.pull import PullError, cache_folder
@@ -35,12 +36,13 @@ from loadgen.reference.group import ServerFailed
 from loadgen.reference.script import Script
 
 RATES = "100,200,400,800,1200,1600,2000"
-QUICK_RATES, QUICK_S = "200", 3.0
+SECONDS = 12.0
+QUICK_RATES, QUICK_SECONDS = "200", 3.0
 OURS = "headrace"
-SCRIPT = Script(ttft=0.05, itl=0.01)
 
 
 def main() -> int:
+    """The exit code: 0 also if a tool gave no result, 2 if it could not begin."""
     asked = _arguments()
     server_cpus, client_cpus = placed(usable_cores(), 1)
     if not client_cpus:
@@ -48,42 +50,10 @@ def main() -> int:
     raise_descriptor_limit()
     try:
         tools = [_tool(name, asked.envs) for name in asked.only]
-        if asked.install_only:
-            return 0
-        model = pulled_model()
-    except (InstallFailed, PullError) as error:
+        if not asked.install_only:
+            _compare(asked, tools, client_cpus[0], server_cpus[0])
+    except (InstallFailed, PullError, ServerFailed) as error:
         return _fail(str(error))
-    hub = asked.out / "hub"
-    write_hub(model, hub)
-    ask = Ask(
-        rate=asked.rates[0],
-        script=SCRIPT,
-        seconds=asked.seconds,
-        warmup=min(2.0, asked.seconds),
-        cooldown=1.0,
-        tokens=asked.tokens,
-        arrival=asked.arrival,
-        core=client_cpus[0],
-        model=model,
-        hub=hub.resolve(),
-        hub_name=HUB_NAME,
-    )
-    session = Session(
-        ask, asked.rates, server_cpus[0], asked.out, Kept.read(asked.out / "rows.json", asked.fresh)
-    )
-    facts = manifest()
-    print(f"{facts['wall_time'][:19]}Z  {facts['host']['cpu']}, {facts['host']['usable_cores']} cores")
-    print(header(), flush=True)
-    try:
-        found = [session.all_of(tool) for tool in tools]
-    except ServerFailed as error:
-        return _fail(str(error))
-    _conclude(
-        session,
-        facts,
-        [row for rows, _ in found for row in rows],
-        {t.name: s for t, (_, s) in zip(tools, found, strict=True) if s},
-    )
     return 0
 
 
@@ -92,98 +62,92 @@ def _fail(why: str) -> int:
     return 2
 
 
+def _say(words: str) -> None:
+    print(words, flush=True)
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.peers",
         description=__doc__,
         formatter_class=argparse.RawTextHelpFormatter,
     )
-    parser.add_argument(
-        "--envs", type=Path, default=cache_folder() / "peers", help="of the peers [%(default)s]"
-    )
-    parser.add_argument("--out", type=Path, default=Path("runs/peers"), help="for all results [%(default)s]")
-    parser.add_argument("--only", default=",".join((*RECIPES, OURS)), help="tools [%(default)s]")
-    parser.add_argument("--rates", help=f"streams/s, rising [{RATES}]")
-    parser.add_argument("--seconds", type=float, help="that count at each rate [12]")
-    parser.add_argument("--tokens", type=int, default=50, help="of each stream [%(default)s]")
-    parser.add_argument("--arrival", choices=("poisson", "constant"), default="poisson")
-    parser.add_argument(
-        "--quick", action="store_true", help=f"{QUICK_RATES} streams/s for {QUICK_S:g} s only"
-    )
-    parser.add_argument("--fresh", action="store_true", help="measure again what --out has")
-    parser.add_argument("--install-only", action="store_true", help="install the peers and end")
+    known = (*RECIPES, OURS)
+    add = parser.add_argument
+    add("--envs", type=Path, default=cache_folder() / "peers", help="where the peers are [%(default)s]")
+    add("--out", type=Path, default=Path("runs/peers"), help="for all results [%(default)s]")
+    add("--only", default=",".join(known), help="tools [%(default)s]")
+    add("--rates", help=f"streams/s [{RATES}]")
+    add("--seconds", type=float, help=f"that count at each rate [{SECONDS:g}]")
+    add("--tokens", type=int, default=50, help="of each stream [%(default)s]")
+    add("--arrival", choices=("poisson", "constant"), default="poisson")
+    add("--quick", action="store_true", help=f"{QUICK_RATES} streams/s for {QUICK_SECONDS:g} s")
+    add("--fresh", action="store_true", help="measure again what --out has")
+    add("--install-only", action="store_true", help="install the peers and end")
     asked = parser.parse_args()
     asked.only = asked.only.split(",")
-    if strangers := [name for name in asked.only if name not in (*RECIPES, OURS)]:
-        parser.error(f"--only knows {', '.join((*RECIPES, OURS))}, not {', '.join(strangers)}")
-    words = asked.rates or (QUICK_RATES if asked.quick else RATES)
-    asked.rates = sorted(float(word) for word in words.split(","))
-    asked.seconds = asked.seconds or (QUICK_S if asked.quick else 12.0)
-    asked.out = asked.out.resolve()
-    asked.envs = asked.envs.resolve()
-    asked.out.mkdir(parents=True, exist_ok=True)
+    if strangers := [name for name in asked.only if name not in known]:
+        parser.error(f"--only knows {', '.join(known)}, not {', '.join(strangers)}")
+    rates = asked.rates or (QUICK_RATES if asked.quick else RATES)
+    asked.rates = sorted(float(word) for word in rates.split(","))
+    asked.seconds = asked.seconds or (QUICK_SECONDS if asked.quick else SECONDS)
+    asked.out, asked.envs = asked.out.resolve(), asked.envs.resolve()
     return asked
 
 
 def _tool(name: str, envs: Path) -> Tool:
     if name == OURS:
         return Ours(version("headrace"))
-    return RECIPES[name].install(envs, lambda words: print(words, file=sys.stderr, flush=True))
+    return RECIPES[name].install(envs, _say)
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
-    """All runs of one command; ``ask`` holds for each but for its rate."""
-
-    ask: Ask
-    rates: Sequence[float]
-    server_core: int
-    out: Path
-    kept: Kept
-
-    @property
-    def settings(self) -> str:
-        ask = self.ask
-        return f"{ask.arrival}, {ask.tokens} tokens, {ask.warmup:g} + {ask.seconds:g} s"
-
-    def all_of(self, tool: Tool) -> tuple[list[Row], list[float]]:
-        """Its rows in rising order, and the rates that were skipped since it did not reach lower ones."""
-        rows: list[Row] = []
-        for k, rate in enumerate(self.rates):
-            if gives_up(rows):
-                skipped = list(self.rates[k:])
-                print(f"{tool.name}: {', '.join(f'{one:g}' for one in skipped)} skipped")
-                return rows, skipped
-            rows.append(self._row(tool, rate))
-            print(line(rows[-1]), flush=True)
-        return rows, []
-
-    def _row(self, tool: Tool, rate: float) -> Row:
-        kept = self.kept.find(tool.name, tool.version, rate, self.settings)
-        if kept is not None:
-            return kept
-        row = measure(tool, replace(self.ask, rate=rate), self.server_core, self.out, self.settings)
-        self.kept.add(row)
-        return row
-
-
-def _conclude(
-    session: Session, facts: dict[str, Any], rows: Sequence[Row], skipped: dict[str, list[float]]
-) -> None:
-    (session.out / "table.md").write_text(markdown(rows))
-    drawn = picture(rows)
-    if drawn is not None:
-        (session.out / "peers.svg").write_text(drawn)
+def _compare(asked: argparse.Namespace, tools: Sequence[Tool], core: int, server_core: int) -> None:
+    out: Path = asked.out
+    model, hub = pulled_model(), out / "hub"
+    write_hub(model, hub)
+    ask = Ask(
+        rate=asked.rates[0],
+        script=Script(ttft=0.05, itl=0.01),
+        seconds=asked.seconds,
+        warmup=min(2.0, asked.seconds),
+        cooldown=1.0,
+        tokens=asked.tokens,
+        arrival=asked.arrival,
+        core=core,
+        model=model,
+        hub=hub,
+        hub_name=HUB_NAME,
+    )
+    kept = Kept.read(out / "rows.json", asked.fresh)
+    session = Session(ask, asked.rates, kept, partial(measure, server_core, out), _say)
+    facts = manifest()
+    host = facts["host"]
+    _say(f"{facts['wall_time'][:16]} UTC  {host['cpu']}, {host['usable_cores']} cores  {session.settings}")
+    _say(
+        ", ".join(f"{tool.name} {tool.version}" for tool in tools)
+        + f" on core {core}, server on {server_core}"
+    )
+    _say(header())
+    found = {tool.name: session.all_of(tool) for tool in tools}
+    rows = [row for of_tool, _ in found.values() for row in of_tool]
+    _write(out, rows)
     said = {
         "benchmark": "peers",
         "settings": session.settings,
-        "script": asdict(SCRIPT),
-        "cores": {"server": session.server_core, "tool": session.ask.core},
-        "skipped": skipped,
+        "script": asdict(ask.script),
+        "cores": {"tool": core, "server": server_core},
+        "skipped": {name: skipped for name, (_, skipped) in found.items() if skipped},
         "rows": [row.as_dict() for row in rows],
         "manifest": facts,
     }
-    print(json.dumps(said))
+    _say(json.dumps(said))
+
+
+def _write(out: Path, rows: Sequence[Row]) -> None:
+    (out / "table.md").write_text(markdown(rows))
+    drawn = picture(rows)
+    if drawn is not None:
+        (out / "peers.svg").write_text(drawn)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ class _Seen:
     wall_minus_mono: int
 
 
-def measure(tool: Tool, ask: Ask, server_core: int, out: Path, settings: str) -> Row:
+def measure(server_core: int, out: Path, tool: Tool, ask: Ask, settings: str) -> Row:
     """Run it; its files stay under ``out``. A tool that fails makes a row that says why."""
     folder = out / f"{tool.name.replace(' ', '-')}-{ask.rate:g}"
     shutil.rmtree(folder, ignore_errors=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -149,25 +149,37 @@ def line(row: Row) -> str:
     return text if row.why is None else f"{text}\n{'':18}{row.why}"
 
 
-def markdown(rows: Iterable[Row]) -> str:
-    """The table for a README."""
-    head = (
-        "| tool | asked/s | delivered | TTFT off p50 | p99 | TPOT off p50 | p99 |",
-        "| - | -: | -: | -: | -: | -: | -: |",
-    )
-    return "\n".join([*head, *(_markdown(row) for row in rows)]) + "\n"
+def markdown(rows: Sequence[Row]) -> str:
+    """Two tables for a README, a line for each rate and a column for each tool: TTFT with the share that was
+    delivered, and TPOT."""
+    ttft = _pivot(rows, "TTFT off, p50 / p99", _ttft_cell)
+    return f"{ttft}\n{_pivot(rows, 'TPOT off, p50 / p99', _tpot_cell)}"
 
 
-def _markdown(row: Row) -> str:
-    name = f"{row.tool} {row.version}"
+def _pivot(rows: Sequence[Row], title: str, cell: Callable[[Row], str]) -> str:
+    tools = list(dict.fromkeys((row.tool, row.version) for row in rows))
+    by_place = {(row.tool, row.asked): row for row in rows}
+    lines = [
+        f"| {title} | {' | '.join(' '.join(tool) for tool in tools)} |",
+        f"| - |{' -: |' * len(tools)}",
+    ]
+    for asked in sorted({row.asked for row in rows}):
+        found = (by_place.get((tool, asked)) for tool, _ in tools)
+        cells = ("skipped" if row is None else cell(row) for row in found)
+        lines.append(f"| {asked:,.0f} streams/s | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _ttft_cell(row: Row) -> str:
     if row.why is not None:
-        return f"| {name} | {row.asked:,.0f} | no result | | | | |"
+        return f"no result; {percent(row.share)} delivered"
     off = row.off
-    times = (
-        signed(value, places, " ms")
-        for value, places in ((off.ttft_p50, 1), (off.ttft_p99, 1), (off.tpot_p50, 2), (off.tpot_p99, 2))
-    )
-    return f"| {name} | {row.asked:,.0f} | {percent(row.share)} | {' | '.join(times)} |"
+    return f"{signed(off.ttft_p50, 1)} / {signed(off.ttft_p99, 1)} ms; {percent(row.share)} delivered"
+
+
+def _tpot_cell(row: Row) -> str:
+    off = row.off
+    return "no result" if row.why is not None else f"{signed(off.tpot_p50, 2)} / {signed(off.tpot_p99, 2)} ms"
 
 
 def number(value: float | None, places: int) -> str:

@@ -51,7 +51,7 @@ gates:
   - invariants.failed == 0
 """
 QUICK = ("--virtual", "--step-window", "3s", "--longest-window", "6s", "--width", "100%")
-RATES = ("--axis", "ping.rate=4:32")
+RATES = ("--axis", "ping.rate=4:16")
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_a_search_finds_a_bracket_and_a_safe_point(swept: Path) -> None:
     (cell,) = document(swept)["cells"]
     assert (cell["kind"], cell["complete"]) == ("bracket", True)
     low, high = cell["bracket"]["pass"], cell["bracket"]["fail"]
-    assert 4 <= low < high <= 32
+    assert 4 <= low < high <= 16
     assert high <= low * 2 or cell["undecided"] or cell["disagreed"]
     assert cell["bracket"]["pass_confirmed"]
     assert cell["bracket"]["fail_confirmed"]
@@ -240,7 +240,7 @@ def test_an_interrupted_sweep_goes_on(
 
 def test_a_resumed_sweep_is_the_same_sweep(swept: Path, small: Path, tmp_path: Path) -> None:
     """Other axes, another scenario file, or a file that changed: refused, with what differs."""
-    with pytest.raises(UsageFailed, match=r"axes: .*4:32.* -> .*4:64"):
+    with pytest.raises(UsageFailed, match=r"axes: .*4:16.* -> .*4:64"):
         resumed_book(swept, SweepOptions(str(small), axes=("ping.rate=4:64",)))
     with pytest.raises(UsageFailed, match="scenario: "):
         resumed_book(swept, SweepOptions("other.yaml"))

@@ -140,6 +140,17 @@ needs_stamps = pytest.mark.skipif(
 )
 
 
+async def until_stamped(seen: Seen, end: socket.socket) -> None:
+    """The kernel begins to stamp a little after it was first asked to."""
+    async with asyncio.timeout(LIMIT_S):
+        while not (seen.reads and seen.reads[-1][2]):
+            count = len(seen.reads)
+            end.send(b"?")
+            await seen.until(lambda seen: len(seen.reads) > count)
+            await asyncio.sleep(0.001)
+    seen.reads.clear()
+
+
 def reset(end: socket.socket) -> None:
     end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     end.close()
@@ -522,6 +533,7 @@ def test_the_kernels_stamp_tells_the_arrival_though_the_loop_was_blocked() -> No
         bridge = ClockBridge()
         bridge.add(sample_clock())
         seen, _, end = await rig.pair()
+        await until_stamped(seen, end)
         errors, delays = [], []
         for k in range(9):
             written: list[int] = []
@@ -557,6 +569,7 @@ def test_a_read_of_several_writes_has_the_stamp_of_the_last() -> None:
         bridge = ClockBridge()
         bridge.add(sample_clock())
         seen, _, end = await rig.pair()
+        await until_stamped(seen, end)
         late = []
         for k in range(5):
             end.send(b"first")
@@ -584,6 +597,9 @@ def test_stamps_are_asked_for_or_not(on: bool) -> None:
 
     async def body(rig: Rig) -> None:
         rig.sockets.kernel_stamps = on
+        stamped, _, own = await rig.pair()
+        if on:
+            await until_stamped(stamped, own)
         seen, _, end = await rig.pair()
         for k in range(3):
             end.send(b"x")
