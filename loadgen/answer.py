@@ -9,7 +9,7 @@ from typing import Any
 from loadgen.payload import NOT_JSON, parsed
 from loadgen.sse import Event
 from loadgen.targets.base import Dialect
-from loadgen.targets.errors import find_error
+from loadgen.targets.errors import MOST_READ, find_error
 from loadgen.targets.reading import ChoiceDelta, InBandError, Reading, ToolDelta
 from results.attribution.usage import generated
 
@@ -199,7 +199,7 @@ class Answer:
 
     def _odd(self, event_type: str, shape: object, data: str) -> None:
         """An event that calls itself an error, or that nobody can read."""
-        found = find_error(shape, event_type) or InBandError(f"event is not JSON: {data[:200]}")
+        found = find_error(shape, event_type) or InBandError(f"event is not JSON: {data[:MOST_READ]}")
         self.error = self.error or found
 
     def _payload(self, t: int, reading: Reading) -> None:

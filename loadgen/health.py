@@ -11,6 +11,7 @@ import os
 import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from operator import itemgetter
 from typing import Any
@@ -22,6 +23,7 @@ from loadgen.driver import Driver
 
 SAMPLE_NS = 10_000_000
 """Interval of the loop lag sampler."""
+_STAT_LINE = 1_024
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,8 @@ class HealthMeter:
         self._clock = clock
         self._lag = LoopLag(clock)
         self._gc = GcMeter(clock)
-        self._read_steal = steal or read_steal
+        self._stat = Stat()
+        self._read_steal = steal or self._stat.read
         self._from: tuple[int, int, tuple[int, int] | None] | None = None
         self._signals = ClientSignals()
 
@@ -181,8 +184,9 @@ class HealthMeter:
         self._from = self._clock(), time.process_time_ns(), self._read_steal()
 
     def end(self) -> None:
-        """Idempotent; without `begin` there is nothing to end."""
+        """Idempotent; without `begin` there is nothing to measure."""
         if self._from is None:
+            self._stat.close()
             return
         (t, cpu, steal), self._from = self._from, None
         self._lag.stop()
@@ -195,19 +199,37 @@ class HealthMeter:
             cpu_ratio=(time.process_time_ns() - cpu) / wall if wall > 0 else None,
             steal_ratio=_share(steal, self._read_steal()),
         )
+        self._stat.close()
 
     def signals(self) -> ClientSignals:
         self.end()
         return self._signals
 
 
+class Stat:
+    """The kernel's count of CPU ticks. Opened once: in the window all descriptors may be taken."""
+
+    def __init__(self, path: str = "/proc/stat") -> None:
+        self._file = open(path, "rb", buffering=0) if os.path.exists(path) else None  # noqa: SIM115
+
+    def read(self) -> tuple[int, int] | None:
+        """(stolen, all) ticks of this machine since boot; None where the kernel does not say."""
+        if self._file is None:
+            return None
+        line = os.pread(self._file.fileno(), _STAT_LINE, 0).partition(b"\n")[0]
+        ticks = [int(field) for field in line.split()[1:9]]
+        return (ticks[7], sum(ticks)) if len(ticks) == 8 else None
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._file is not None:
+            self._file.close()
+
+
 def read_steal(path: str = "/proc/stat") -> tuple[int, int] | None:
-    """(stolen, all) CPU ticks of this machine since boot; None where the kernel does not say."""
-    if not os.path.exists(path):
-        return None
-    with open(path) as file:
-        ticks = [int(field) for field in file.readline().split()[1:9]]
-    return (ticks[7], sum(ticks)) if len(ticks) == 8 else None
+    """`Stat.read`, once."""
+    with closing(Stat(path)) as stat:
+        return stat.read()
 
 
 def _share(before: tuple[int, int] | None, after: tuple[int, int] | None) -> float | None:

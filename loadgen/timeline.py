@@ -26,6 +26,8 @@ from results.record import Outcome, Record
 
 _KEPT_HEAD = 65_536
 """Bytes of a body without an event which are kept to be understood."""
+_MOST_BODY = 300
+"""Characters of it that an error shows."""
 
 
 @dataclass(slots=True)
@@ -157,7 +159,8 @@ class Timeline:
         record.outcome = outcome_of(seen)
         record.http_status = self.status
         record.streamed = self._is_streamed
-        record.finish = answer.first.finish
+        finish = answer.first.finish
+        record.finish = None if finish is None else self._text([finish])
         record.error = self._error_text(record.outcome, error)
         record.timeout_limit = cut.limit if record.outcome is Outcome.CLIENT_TIMEOUT and cut else None
         record.retry_after_s = retry_after(self._headers)
@@ -216,7 +219,7 @@ class Timeline:
 
     def _said(self, outcome: Outcome) -> str:
         """What a failure without an error object looked like."""
-        body = bytes(self._head[:300]).decode("utf-8", "replace")
+        body = self._text([bytes(self._head).decode("utf-8", "replace")])[:_MOST_BODY]  # no half of a key
         if outcome is Outcome.HTTP_ERROR and body:
             return body
         if self.status is not None and 300 <= self.status < 400:

@@ -55,6 +55,8 @@ class Signals:
     coalesced_share: float | None = None
     """Of the window's token events, those that were not the first of their read: upper bounds."""
     conn_new_share: float | None = None
+    died: str = ""
+    """Which load process ended before it could say what it lost, and why; "" = none did."""
     hidden_retries: float | None = None
     """Requests that the server counted beyond the client's attempts (C27)."""
 
@@ -88,6 +90,7 @@ def collect(data: RunData, view: View) -> Signals:
         float(kernel.mean()) if len(seen) else None,
         coalesced_share(view.window),
         conn_new_share(view.window),
+        _died(data),
         _beyond_attempts(data),
     )
 
@@ -143,10 +146,12 @@ def _why_unsaid(data: RunData) -> str:
     """Why a load process's own signal may be missing."""
     if data.judging.virtual:
         return "nothing to measure in virtual time"
+    return _died(data) or "the load process did not report it"
+
+
+def _died(data: RunData) -> str:
     dead = [one for one in data.signals.get("processes") or () if "reason" in one]
-    if dead:
-        return f"load process {dead[0]['process']}: {dead[0]['reason']}"
-    return "the load process did not report it"
+    return f"load process {dead[0]['process']}: {dead[0]['reason']}" if dead else ""
 
 
 def _little(data: RunData, view: View) -> tuple[float | None, str]:

@@ -101,6 +101,8 @@ def _row(rule: str, signals: Signals, valid: float, degraded: float) -> dict[str
     value = signals.values.get(rule)
     if rule == "H1" and signals.clock_faults:
         return row | {"value": value, "state": "invalid", "reason": signals.clock_fault}
+    if rule == "H8" and signals.died:
+        return row | {"value": value, "state": "invalid", "reason": signals.died}
     if value is None:
         return row | {"reason": signals.missing.get(rule, "not measured")}
     if not math.isfinite(value):

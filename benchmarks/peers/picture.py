@@ -26,87 +26,75 @@ text { fill: #4b5563; } .label, .tick { fill: #6b7280; font-size: 11px; } .title
 """
 
 
+Value = Callable[[Row], float | None]
+
+
 @dataclass(frozen=True, slots=True)
-class _Curve:
-    value: Callable[[Row], float | None]
-    style: str = ""
+class _Panel:
+    """One plot over the asked rate; a curve's style is added to that of its tool."""
+
+    title: str
+    curves: tuple[tuple[Value, str], ...]
+    ticks: tuple[tuple[float, str], ...]
+    range: tuple[float, float]
+    log: bool = False
 
 
-def picture(rows: Sequence[Row]) -> str | None:
-    """SVG that stands alone; None before there is a row."""
-    tools = list(dict.fromkeys(row.tool for row in rows))
-    if not rows:
-        return None
-    errors = ((0.01, 0.1, 1.0, 10.0, 100.0, 1000.0, 10_000.0), _LEAST_MS, _MOST_MS)
-    panels = (
-        _panel(
-            rows,
-            tools,
-            "TTFT: reported minus true, size (– p50, - - p99)",
-            *errors,
-            ms=True,
-            curves=(
-                _Curve(lambda row: _size(row.off.ttft_p50)),
-                _Curve(lambda row: _size(row.off.ttft_p99), "p99"),
-            ),
-        ),
-        _panel(
-            rows,
-            tools,
-            "TPOT: reported minus true, size (– p50, - - p99)",
-            *errors,
-            ms=True,
-            curves=(
-                _Curve(lambda row: _size(row.off.tpot_p50)),
-                _Curve(lambda row: _size(row.off.tpot_p99), "p99"),
-            ),
-        ),
-        _panel(
-            rows,
-            tools,
-            "Delivered of the asked rate",
-            (0.0, 0.25, 0.5, 0.75, 1.0),
-            0.0,
-            1.1,
-            ms=False,
-            curves=(_Curve(lambda row: row.share),),
-        ),
-    )
-    placed = "".join(_placed(panel, k * (_HEIGHT + _GAP)) for k, panel in enumerate(panels))
-    height = len(panels) * (_HEIGHT + _GAP) + _FOOT
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}">'
-        f"<title>Load generators against a reference server</title><style>{_STYLE}</style>"
-        f"{placed}{_placed(_legend(tools), height - _FOOT, _FOOT)}</svg>\n"
+def _errors(name: str, p50: Value, p99: Value) -> _Panel:
+    return _Panel(
+        f"{name}: reported minus true, without its sign (– p50, - - p99)",
+        ((lambda row: _size(p50(row)), ""), (lambda row: _size(p99(row)), "p99")),
+        tuple((10.0**k, seconds(10.0 ** (k - 3))) for k in range(-2, 5)),
+        (_LEAST_MS, _MOST_MS),
+        log=True,
     )
 
 
 def _size(value: float | None) -> float | None:
+    """Within what the axis can show."""
     return None if value is None else min(max(abs(value), _LEAST_MS), _MOST_MS)
 
 
-def _panel(
-    rows: Sequence[Row],
-    tools: Sequence[str],
-    title: str,
-    ticks: Sequence[float],
-    low: float,
-    high: float,
-    *,
-    ms: bool,
-    curves: Sequence[_Curve],
-) -> Chart:
-    chart = Chart(title, title, width=_WIDTH, height=_HEIGHT, left=64, wide=False)
+_PANELS = (
+    _errors("TTFT", lambda row: row.off.ttft_p50, lambda row: row.off.ttft_p99),
+    _errors("TPOT", lambda row: row.off.tpot_p50, lambda row: row.off.tpot_p99),
+    _Panel(
+        "Delivered of the asked rate",
+        ((lambda row: row.share, ""),),
+        tuple((k / 4, f"{k / 4:.0%}") for k in range(5)),
+        (0.0, 1.1),
+    ),
+)
+
+
+def picture(rows: Sequence[Row]) -> str | None:
+    """SVG that stands alone; None before there is a row."""
+    if not rows:
+        return None
+    tools = list(dict.fromkeys(row.tool for row in rows))
+    panels = "".join(
+        _placed(_drawn(panel, rows, tools), k * (_HEIGHT + _GAP)) for k, panel in enumerate(_PANELS)
+    )
+    height = len(_PANELS) * (_HEIGHT + _GAP) + _FOOT
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}">'
+        f"<title>Load generators against a reference server</title><style>{_STYLE}</style>"
+        f"{panels}{_placed(_legend(tools), height - _FOOT, _FOOT)}</svg>\n"
+    )
+
+
+def _drawn(panel: _Panel, rows: Sequence[Row], tools: Sequence[str]) -> Chart:
+    chart = Chart(panel.title, panel.title, width=_WIDTH, height=_HEIGHT, left=64, wide=False)
     rates = sorted({row.asked for row in rows})
     x = Scale(0, rates[-1] * 1.04, chart.x0, chart.x1)
-    y = Scale(low, high, chart.y0, chart.y1, log=ms)
-    chart.y_axis(y, [(tick, seconds(tick / 1e3) if ms else f"{tick:.0%}") for tick in ticks], title)
+    y = Scale(*panel.range, chart.y0, chart.y1, log=panel.log)
+    chart.y_axis(y, panel.ticks, panel.title)
     chart.x_axis(x, [(rate, f"{rate:,.0f}") for rate in rates], "asked streams/s")
     for k, tool in enumerate(tools):
         mine = sorted((row for row in rows if row.tool == tool), key=lambda row: row.asked)
-        for curve in curves:
-            points = [(x(row.asked), y(value)) for row in mine if (value := curve.value(row)) is not None]
-            chart.path(points, f"curve t{k} {curve.style}".strip())
+        for value, style in panel.curves:
+            points = [(x(row.asked), y(found)) for row in mine if (found := value(row)) is not None]
+            chart.path(points, f"curve t{k} {style}".strip())
             for point in points:
                 chart.dot(point, f"d{k}", 2.6)
     return chart

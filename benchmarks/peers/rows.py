@@ -152,8 +152,8 @@ def line(row: Row) -> str:
 def markdown(rows: Sequence[Row]) -> str:
     """Two tables for a README, a line for each rate and a column for each tool: TTFT with the share that was
     delivered, and TPOT."""
-    ttft = _pivot(rows, "TTFT off, p50 / p99", _ttft_cell)
-    return f"{ttft}\n{_pivot(rows, 'TPOT off, p50 / p99', _tpot_cell)}"
+    ttft = _pivot(rows, "TTFT off p50 / p99, share delivered", _ttft_cell)
+    return f"{ttft}\n{_pivot(rows, 'TPOT off p50 / p99', _tpot_cell)}"
 
 
 def _pivot(rows: Sequence[Row], title: str, cell: Callable[[Row], str]) -> str:
@@ -172,9 +172,9 @@ def _pivot(rows: Sequence[Row], title: str, cell: Callable[[Row], str]) -> str:
 
 def _ttft_cell(row: Row) -> str:
     if row.why is not None:
-        return f"no result; {percent(row.share)} delivered"
+        return f"no result, {percent(row.share)}"
     off = row.off
-    return f"{signed(off.ttft_p50, 1)} / {signed(off.ttft_p99, 1)} ms; {percent(row.share)} delivered"
+    return f"{signed(off.ttft_p50, 1)} / {signed(off.ttft_p99, 1)} ms, {percent(row.share)}"
 
 
 def _tpot_cell(row: Row) -> str:

@@ -12,6 +12,8 @@ _MESSAGES = ("message", "msg", "detail", "reason", "error_msg", "error_message",
 _NO_CODE = (None, "", "None", "null")
 MOST_TEXT = 1_000
 """Characters that are kept of what a server says of an error."""
+MOST_READ = 64 * MOST_TEXT
+"""The same before a key that the server repeats is taken out: no cut may go through it."""
 _FINE = (*_NO_CODE, 0, "0", 200, "200", "ok", "success")
 
 
@@ -103,8 +105,8 @@ def _code(error: Mapping[str, Any], keys: tuple[str, ...] = _CODES) -> str | Non
 
 
 def _shown(value: object) -> str:
-    """Whatever a server wrote, as text of a length that a record can hold."""
+    """Whatever a server wrote, as text of a length that can be searched."""
     try:
-        return str(value)[:MOST_TEXT]
+        return str(value)[:MOST_READ]
     except RecursionError:
         return "an object nested too deeply to be shown"

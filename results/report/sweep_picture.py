@@ -11,6 +11,7 @@ from results.gates import GateError, parse_gate
 from results.report.charts import Chart, Scale, ceiling, digits, seconds
 from results.report.sweep_series import Curve, XAxis, curves, latency_of, total, value_scale
 from results.report.words import duration, percent, rate
+from results.sweep.columns import ALL
 from results.sweep.phrases import name_of
 from results.sweep.points import Decision
 from results.sweep.spec import PointRun, SweepSpec
@@ -120,7 +121,7 @@ def _bounds(chart: Chart, spec: SweepSpec, curve: Curve, metric: str, y: Scale) 
             gate = parse_gate(text)
         except GateError:
             continue
-        own = gate.scope == curve.rows or (gate.scope is None and curve.rows == "all")
+        own = gate.scope in curve.classes or (gate.scope is None and curve.rows == ALL)
         if own and gate.metric == metric and gate.stat in ("p50", "p90") and y.low < gate.bound <= y.high:
             chart.line((chart.x0, y(gate.bound)), (chart.x1, y(gate.bound)), f"slo {curve.colour}")
             chart.text(chart.x0 + 6, y(gate.bound) - 4, text, "start", f"tick {curve.colour}")

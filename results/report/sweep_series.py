@@ -51,7 +51,8 @@ class XAxis:
     def labels(self, scale: Scale) -> list[tuple[float, str]]:
         if not self.numbers:
             return [(float(i), text) for i, text in enumerate(self.spec.values)]
-        return [(value, f"{digits(value)}{self.spec.unit}") for value in scale.ticks(8)]
+        ticks = [value for value in scale.ticks(8) if value == int(value) or not self.spec.whole]
+        return [(value, f"{digits(value)}{self.spec.unit}") for value in ticks]
 
 
 def number(text: str) -> float | None:
@@ -74,6 +75,12 @@ class Curve:
     points: tuple[tuple[float, PointRun], ...]
     again: tuple[tuple[float, PointRun], ...] = ()
     """Second runs: marked, and not on the curve."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The classes that its numbers are of, if they are of one only: then that one."""
+        names = {name for _, run in self.points for name in run.rows if name != ALL}
+        return (self.rows,) if self.rows != ALL else tuple(names) if len(names) == 1 else ()
 
     def values(self, column: str) -> list[tuple[float, float]]:
         """(place, value) where the value is known."""

@@ -200,7 +200,8 @@ def test_a_load_process_that_dies_while_it_speaks(tmp_path: Path) -> None:
     assert [tick["t"] for tick in ticks] == [1]
     assert end.lost == "load process 0 died (exit code -9)"
     assert not end.interrupted
-    assert end.signals == {}
+    assert (end.signals["lost"], end.signals["littles"]) == (None, None)
+    assert end.signals["processes"][0]["reason"] == end.lost
 
 
 def test_a_load_process_says_what_went_wrong(tmp_path: Path) -> None:

@@ -179,6 +179,18 @@ def test_a_grid_is_crossed(app: typer.Typer, small: Path, tmp_path: Path) -> Non
     assert sum("prefill_chunk: 16" in text for text in resolved) >= 2
 
 
+def test_a_long_window_tells_over_saturation(app: typer.Typer, small: Path, tmp_path: Path) -> None:
+    """In 30 s: calm at 4/s, growing without end at 16/s, by class as well as in all."""
+    windows = ("--virtual", "--step-window", "30s", "--longest-window", "30s")
+    called(app, small, "--axis", "ping.rate=4,16", *windows, "--out", tmp_path / "long", "--quiet")
+    whole = document(tmp_path / "long")
+    assert [run["decision"] for run in whole["runs"]] == ["pass", "fail"]
+    for run, over in zip(whole["runs"], (False, True), strict=True):
+        assert run["over_saturated"] is over
+        assert run["rows"]["ping"]["over_saturated"] is run["rows"]["all"]["over_saturated"] is over
+    assert whole["notes"] == []
+
+
 def test_every_cell_is_searched(app: typer.Typer, small: Path, tmp_path: Path) -> None:
     """A search for each crossed value, compared; a further span is crossed at its doublings."""
     axes = ("--axis", "ping.rate=4:8", "--axis", "engine.scheduler.max_running=2:4")

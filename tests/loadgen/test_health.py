@@ -129,6 +129,21 @@ def test_steal_comes_from_the_first_line_of_proc_stat(tmp_path: Path) -> None:
     assert read_steal(str(tmp_path / "none")) is None
 
 
+def test_steal_is_measured_when_no_file_can_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections may have taken every descriptor by the time that the window begins."""
+
+    async def main() -> None:
+        meter = HealthMeter(monotonic)
+        with monkeypatch.context() as patch:
+            patch.setattr("builtins.open", lambda *_, **__: pytest.fail("a file is opened in the window"))
+            meter.begin()
+            await asyncio.sleep(0.02)
+            meter.end()
+        assert meter.signals().loop_lag_p99_ns is not None
+
+    asyncio.run(main())
+
+
 @given(st.lists(st.tuples(st.integers(-50, 150), st.integers(0, 100)), max_size=20))
 def test_the_in_flight_integral_is_the_sum_of_the_clipped_lives(lives: list[tuple[int, int]]) -> None:
     """Exact in ramps and bursts, whatever order the changes come in."""

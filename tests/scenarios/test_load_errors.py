@@ -56,7 +56,7 @@ GOLDEN = [
     "21: faults.1.id: two faults have the id 'a' (faults.0 too)",
     "21: faults.1.when: prefill counts chunks from 1",
     "26: colour: unknown key 'colour' (known: headrace, target, classes, phases, load, seed, cache, faults,"
-    " gates, timeouts, client, virtual)",
+    " gates, timeouts, client, health, virtual)",
 ]
 
 
