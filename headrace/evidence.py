@@ -91,6 +91,7 @@ async def collect(
         attribution=attribute_run(folder.path, end.observed, truth, scene.scenario),
         manifest={
             **site.facts,
+            **end.facts,
             "observe_error": end.observe_error,
             "scrape_failures": scraper.failures,
             "t0_ns": scene.t0,

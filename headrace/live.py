@@ -21,6 +21,7 @@ from faults.fault import Controls
 from headrace.console import View
 from headrace.controls import HttpControls
 from headrace.errors import TargetFailed, UsageFailed
+from headrace.cluster import RayLoad, check_ray
 from headrace.live_load import LiveLoad
 from headrace.manifest import engine_facts
 from headrace.prepare import is_local
@@ -39,8 +40,11 @@ STOP_LIMIT_S = 40.0
 async def preflight(scenario: Scenario) -> None:
     """See, before a run directory is made, whether the target can be had at all.
 
-    Raises UsageFailed for a model that cannot be loaded here, TargetFailed for a URL that does not answer.
+    Raises UsageFailed for a model that cannot be loaded here or a launcher that is not installed,
+    TargetFailed for a URL that does not answer.
     """
+    if scenario.client.launcher == "ray":
+        check_ray()
     if isinstance(scenario.target, UrlTarget):
         await models_of(scenario.target)
         return
@@ -199,7 +203,8 @@ class LiveSite:
         return response.text
 
     async def load(self, order: LoadOrder, on_tick: OnTick) -> LiveLoad:
-        return await LiveLoad.begin(self.target, order, on_tick)
+        kind = LiveLoad if order.ray_address is None else RayLoad
+        return await kind.begin(self.target, order, on_tick)
 
     def died(self) -> str | None:
         if self.engine is None or (code := self.engine.code()) is None:

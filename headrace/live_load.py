@@ -7,9 +7,9 @@ import json
 import secrets
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from headrace.errors import TargetFailed
 from headrace.processes import Child
@@ -24,10 +24,19 @@ from results.attribution.observed import Observed
 _FEWEST_WARM, _MOST_WARM = 16, 1000
 
 
+class LoadProcess(Protocol):
+    """One load process, near or far, as `Child` is."""
+
+    async def read_line(self) -> bytes: ...
+    def tell(self, message: dict[str, Any]) -> None: ...
+    async def ended(self, limit: float) -> int: ...
+    async def end(self, limit: float) -> int: ...
+
+
 class LiveLoad:
     """Load processes, told what to do over their stdin and heard over their stdout (loadgen.process)."""
 
-    def __init__(self, children: list[Child], order: LoadOrder, on_tick: OnTick) -> None:
+    def __init__(self, children: Sequence[LoadProcess], order: LoadOrder, on_tick: OnTick) -> None:
         self._children = children
         self._order = order
         self._on_tick = on_tick
@@ -37,27 +46,31 @@ class LiveLoad:
     @staticmethod
     async def begin(target: TargetJob, order: LoadOrder, on_tick: OnTick) -> LiveLoad:
         """Start the processes and wait until their connections are warm. Raises TargetFailed."""
-        salt, children = secrets.randbits(63), []
-        with tempfile.TemporaryDirectory(prefix="headrace-jobs-") as jobs:
-            for slice in range(order.processes):
-                file = Path(jobs) / f"{slice}.json"
-                file.write_text(json.dumps(_job(target, order, slice, salt).as_dict()))
-                children.append(await Child.start(["-m", "loadgen.process", str(file)], _log(order, slice)))
+        children = []
+        with tempfile.TemporaryDirectory(prefix="headrace-jobs-") as folder:
+            for slice, job in enumerate(jobs(target, order)):
+                file = Path(folder) / f"{slice}.json"
+                file.write_text(json.dumps(job.as_dict()))
+                children.append(await Child.start(["-m", "loadgen.process", str(file)], log_of(order, slice)))
             load = LiveLoad(children, order, on_tick)
-            try:
-                for slice, child in enumerate(children):
-                    await load._until_ready(slice, child)
-            except BaseException:
-                await load.close()
-                raise
+            await load.until_ready()
         return load
 
-    async def _until_ready(self, slice: int, child: Child) -> None:
+    async def until_ready(self) -> None:
+        """Wait until all are; else end them. Raises TargetFailed."""
+        try:
+            for slice, child in enumerate(self._children):
+                await self._until_ready(slice, child)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _until_ready(self, slice: int, child: LoadProcess) -> None:
         event = await _next(child)
         if event is None or event["event"] != "ready":
             code = await child.ended(5.0)
             why = event["message"] if event is not None else f"it ended with exit code {code}"
-            raise TargetFailed(f"the load process could not begin: {why}", f"see {_log(self._order, slice)}")
+            raise TargetFailed(f"the load process could not begin: {why}", f"see {log_of(self._order, slice)}")
 
     def start(self, t0: int) -> None:
         for child in self._children:
@@ -133,6 +146,12 @@ def _signals(slice: int, end: dict[str, Any] | str) -> dict[str, Any]:
     return {"process": slice} | ({"reason": end} if isinstance(end, str) else end["signals"])
 
 
+def jobs(target: TargetJob, order: LoadOrder) -> list[LoadJob]:
+    """What each load process is told."""
+    salt = secrets.randbits(63)
+    return [_job(target, order, slice, salt) for slice in range(order.processes)]
+
+
 def _job(target: TargetJob, order: LoadOrder, slice: int, salt: int) -> LoadJob:
     folder = order.folder
     caps = {name: cap.share(slice, order.processes) for name, cap in order.rules.caps.items()}
@@ -174,11 +193,11 @@ def _texts_name(slice: int) -> str:
     return f"texts-{slice}.jsonl"
 
 
-def _log(order: LoadOrder, slice: int) -> Path:
+def log_of(order: LoadOrder, slice: int) -> Path:
     return order.folder / ("load.log" if slice == 0 else f"load-{slice}.log")
 
 
-async def _next(child: Child) -> dict[str, Any] | None:
+async def _next(child: LoadProcess) -> dict[str, Any] | None:
     line = await child.read_line()
     if not line.endswith(b"\n"):  # its end, or half a line of one that was killed
         return None

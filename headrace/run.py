@@ -82,7 +82,7 @@ async def run(scenario: Scenario, options: Options, clock: Clock, view: View) ->
     if not options.virtual:
         await preflight(scenario)
     plan = prepare.make_plan(scenario)
-    if not options.virtual:
+    if not options.virtual and scenario.client.launcher == "local":
         _foresee(scenario, plan, view)
     with _folder(scenario, plan, options) as folder:
         async with _site(scenario, options, folder.path, clock, view) as site:
@@ -192,4 +192,5 @@ def _order(scenario: Scenario, plan: Plan, options: Options, folder: Path) -> Lo
         scenario.client.connections,
         options.keep_text,
         None if options.virtual else prepare.tokenizer_file(scenario),
+        scenario.client.ray_address if scenario.client.launcher == "ray" else None,
     )

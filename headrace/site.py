@@ -42,6 +42,8 @@ class LoadOrder:
     keep_text: bool = False
     tokenizer: str | None = None
     """Path of the target's tokenizer.json, for prompts of exact lengths."""
+    ray_address: str | None = None
+    """Of the Ray cluster that places the load processes; None = they run on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class LoadEnd:
     observe_error: str | None = None
     lost: str | None = None
     """Why the load process died before its end, if it did."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """For the manifest."""
 
 
 OnTick = Callable[[dict[str, Any]], None]

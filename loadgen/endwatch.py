@@ -14,40 +14,54 @@ _HEAD = 64
 """Bytes of a line's beginning that can matter: every pattern of `Dialect.end` fits in."""
 _INSIDE = b"."
 """Stands for a line that is longer and was none to look at."""
+_ALIKE = 16
+"""Bytes by which the usual event of a stream is known."""
+_NEVER = b"\n\n\n"
+"""No read that is one line begins so."""
+_DONE = (b"data: [DONE]\n\n", b"data: [DONE]\r\n\r\n", b"data:[DONE]\n\n")
 _NEWLINES = (10, 13)
 
 
 class EndWatch:
     """Watches one stream. ``feed`` each read; True once an event of it ended the answer."""
 
-    __slots__ = ("_carry", "_dialect", "_event", "_hints")
+    __slots__ = ("_dialect", "_event", "_hints", "_learns", "_open", "_usual")
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
         self._hints = dialect.hints
-        self._carry = b""
         self._event: Parser | None = None
+        self._open: bytes | None = None
+        """The beginning of a line that the last read ended in; None between lines and once an end is near."""
+        self._learns = dialect.alike
+        self._usual = _NEVER
+        """How the first event began; events that begin so are not the last one."""
 
     def feed(self, t: int, chunk: bytes) -> bool:
         """``chunk`` is not empty."""
+        if self._open is None and chunk.startswith(self._usual) and chunk.find(b"\n") == len(chunk) - 2:
+            return False  # one line of the usual kind and its blank line: nearly every read
         if self._event is not None:
             return self._read(t, chunk)
-        text = self._carry + chunk if self._carry else chunk
+        text = self._open + chunk if self._open else chunk
         for hint in self._hints:
             if hint in text:
                 return self._suspect(t, text)
-        self._carry = b"" if chunk[-1] in _NEWLINES else _open_line(text)
+        if self._learns and self._open is None and len(chunk) > _ALIKE and chunk.startswith(b"data:"):
+            self._usual, self._learns = chunk[:_ALIKE], False
+        self._open = None if chunk[-1] in _NEWLINES else _open_line(text)
         return False
 
     def _suspect(self, t: int, text: bytes) -> bool:
         """A hint is in ``text``: does a line begin as a last event does?"""
         found = self._dialect.end.search(text)
         if found is None:
-            self._carry = _open_line(text)
+            self._open = None if text[-1] in _NEWLINES else _open_line(text)
             return False
-        self._event = Parser()
+        self._event, self._usual = Parser(), _NEVER
         begin = found.start() + (text[found.start()] in _NEWLINES)
-        return self._read(t, text[begin:])
+        rest = text[begin:]
+        return rest.startswith(_DONE) or self._read(t, rest)
 
     def _read(self, t: int, text: bytes) -> bool:
         assert self._event is not None
@@ -59,7 +73,7 @@ class EndWatch:
         if answer.done_at is not None or answer.error is not None:
             return True
         # It ended nothing. What follows may already have begun in this read.
-        self._event, self._carry = None, _open_line(text)
+        self._event, self._open = None, _open_line(text)
         return False
 
 

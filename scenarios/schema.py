@@ -7,6 +7,7 @@ FAULTS.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, cast
@@ -195,20 +196,31 @@ class LoadSpec:
         return cast(Workload, self.workload or self.trace)
 
 
+_RAY_ADDRESS = re.compile(r"auto|local|[^\s/]+:\d{1,5}")
+
+
 @dataclass(frozen=True, slots=True)
 class ClientSpec:
     """The load generator itself: how many ``processes`` share the plan, at most how many ``connections``
-    each holds (absent = as many as there are requests in flight), and whether it tries again."""
+    each holds (absent = as many as there are requests in flight), and whether it tries again.
+
+    ``launcher``: whether they run on this machine or are spread over a Ray cluster; ``ray_address`` is then
+    its HOST:PORT, ``auto`` for the one that this machine belongs to, or ``local`` for one made for the run.
+    """
 
     processes: int = 1
     connections: int | None = None
     retries: Retries = Retries()
+    launcher: Literal["local", "ray"] = "local"
+    ray_address: str = "auto"
 
     def __post_init__(self) -> None:
         if not 1 <= self.processes <= 256:
             raise ValueError(f"processes must be 1 to 256, not {self.processes}")
         if self.connections is not None and self.connections < 1:
             raise ValueError(f"connections must be at least 1, not {self.connections}")
+        if not _RAY_ADDRESS.fullmatch(self.ray_address):
+            raise ValueError(f"ray_address must be auto, local or HOST:PORT, not {self.ray_address!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from headrace.errors import Interrupted, TargetFailed
 from headrace.run import Options, run_scenario
 from headrace.sweep.book import Book
 from headrace.sweep.progress import Progress
-from results.run import Run
+from results.run import Run, RunData
 from results.sweep.columns import columns
 from results.sweep.points import Decision, decide
 from results.sweep.search import ask
@@ -73,14 +73,13 @@ def next_job(book: Book) -> Job | None:
 def _run(book: Book, job: Job, view: View) -> PointRun:
     """Raises Stopped, and what a run raises: TargetFailed, Interrupted, UsageFailed."""
     design, spec = book.design, book.design.spec
-    window, seed = spec.windows[job.window], spec.seeds[job.repeat]
-    at = design.at(job.cell, job.value)
-    folder = book.next_folder(at, window)
+    window = spec.windows[job.window]
+    folder = book.next_folder(design.at(job.cell, job.value), window)
     options = Options(
         out=folder,
         target=design.options.target,
         virtual=spec.virtual,
-        seed=seed,
+        seed=spec.seeds[job.repeat],
         overrides=design.overrides(job.cell, job.value, window),
     )
     summary = run_scenario(Path(design.options.scenario), options, view).summary
@@ -91,16 +90,22 @@ def _run(book: Book, job: Job, view: View) -> PointRun:
         raise TargetFailed(data.target_error, f"see {folder}")
     if not book.runs and summary["verdict"] == "error":
         raise TargetFailed(f"at the first point: {summary['reason']}", f"see {folder}")
-    last = job.window == len(spec.windows) - 1
-    found = decide(summary, own_engine=spec.own_engine, longest=last)
+    return _told(book, job, folder, data, summary)
+
+
+def _told(book: Book, job: Job, folder: Path, data: RunData, summary: dict[str, Any]) -> PointRun:
+    """What a judged run says of its point."""
+    spec = book.design.spec
+    longest = job.window == len(spec.windows) - 1
+    found = decide(summary, own_engine=spec.own_engine, longest=longest)
     return PointRun(
         n=len(book.runs) + 1,
         cell=job.cell,
         value=job.value,
-        at=at,
+        at=book.design.at(job.cell, job.value),
         repeat=job.repeat,
-        seed=seed,
-        window=window,
+        seed=spec.seeds[job.repeat],
+        window=spec.windows[job.window],
         run=str(folder.relative_to(book.path)),
         decision=found.decision,
         why=found.why,

@@ -41,6 +41,7 @@ class AnthropicMessages(HttpTarget):
         % ERROR_LINE
     )
     hints: ClassVar[tuple[bytes, ...]] = (b"message_stop", b"error", b"[DONE]")
+    alike: ClassVar[bool] = False
 
     def request(
         self, shot: Shot, messages: Sequence[Message], request_id: str, stream: bool = True

@@ -25,6 +25,9 @@ class Dialect(Protocol):
     hints: ClassVar[tuple[bytes, ...]]
     """Words of which one occurs in every line that ``end`` matches: what each read is searched for."""
 
+    alike: ClassVar[bool]
+    """Events of a stream that begin like its first one (16 bytes) never are its end."""
+
     @property
     def model(self) -> str: ...
     @property

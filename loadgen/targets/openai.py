@@ -33,6 +33,7 @@ ERROR_LINE = rb'data:[^\r\n]*"errors?"(?! ?: ?(?:null|""|\{\}|\[\]|false))|event
 class _OpenAI(HttpTarget):
     end: ClassVar[re.Pattern[bytes]] = re.compile(rb"(?:^|[\r\n])(?:data: ?\[DONE\]|" + ERROR_LINE + rb")")
     hints: ClassVar[tuple[bytes, ...]] = (b"[DONE]", b"error")
+    alike: ClassVar[bool] = True
 
     def read(self, payload: Payload) -> Reading:
         return _usual(payload) or self._read(payload)

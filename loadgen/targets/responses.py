@@ -42,6 +42,7 @@ class OpenAIResponses(HttpTarget):
         % (_LAST_LINE, _LAST_LINE, ERROR_LINE)
     )
     hints: ClassVar[tuple[bytes, ...]] = (*[word.encode() for word in _LAST], b"error", b"[DONE]")
+    alike: ClassVar[bool] = False
 
     def request(
         self, shot: Shot, messages: Sequence[Message], request_id: str, stream: bool = True

@@ -267,3 +267,14 @@ def test_each_row_says_which_process_was_worst(record: Make, run_of: MakeRun) ->
     assert "load process 2" in next(f["text"] for f in summary["findings"] if f["code"] == "client_H5")
     run.plan["slice"] = 0
     assert "process" not in judge(run)["client"]["rows"]["H1"]
+
+
+def test_a_load_process_that_never_said_what_it_lost_is_not_believed(record: Make, run_of: MakeRun) -> None:
+    """It ended with an error after its last record: nothing is missing, and still nobody measured it."""
+    run = run_of([record(i, due_ms=40 * i, ttft_ms=10, e2e_ms=20) for i in range(100)])
+    run.plan = pd.DataFrame({"id": range(100)})
+    run.signals = {"lost": None, "processes": [{"process": 0, "lost": 0}, {"process": 1, "reason": "EMFILE"}]}
+    client = judge(run)["client"]
+    assert client["verdict"] == "invalid"
+    assert (client["rows"]["H8"]["value"], client["rows"]["H8"]["reason"]) == (None, "load process 1: EMFILE")
+    assert client["rows"]["H9"]["value"] == 0
