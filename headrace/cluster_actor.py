@@ -11,6 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import ray
+
 from headrace.hostclocks import clock_id
 from headrace.processes import Child
 from loadgen.stamps import sample_clock
@@ -37,7 +39,9 @@ class LoadActor:
         return {
             "clock": clock_id(),
             "folder": self._folder.name,
+            "host": ray.util.get_node_ip_address(),
             "niceness": os.getpriority(os.PRIO_PROCESS, 0),
+            "node": ray.get_runtime_context().get_node_id(),
             "pid": os.getpid(),
             "version": version("headrace"),
         }

@@ -18,10 +18,10 @@ from engine.config import EngineConfig
 from engine.config_io import write_config
 from engine.model import ModelError, check
 from faults.fault import Controls
+from headrace.cluster import RayLoad, check_ray
 from headrace.console import View
 from headrace.controls import HttpControls
 from headrace.errors import TargetFailed, UsageFailed
-from headrace.cluster import RayLoad, check_ray
 from headrace.live_load import LiveLoad
 from headrace.manifest import engine_facts
 from headrace.prepare import is_local

@@ -29,8 +29,8 @@ class LoadProcess(Protocol):
 
     async def read_line(self) -> bytes: ...
     def tell(self, message: dict[str, Any]) -> None: ...
-    async def ended(self, limit: float) -> int: ...
-    async def end(self, limit: float) -> int: ...
+    async def ended(self, limit: float) -> int | None: ...
+    async def end(self, limit: float) -> int | None: ...
 
 
 class LiveLoad:
@@ -70,7 +70,8 @@ class LiveLoad:
         if event is None or event["event"] != "ready":
             code = await child.ended(5.0)
             why = event["message"] if event is not None else f"it ended with exit code {code}"
-            raise TargetFailed(f"the load process could not begin: {why}", f"see {log_of(self._order, slice)}")
+            log = log_of(self._order, slice)
+            raise TargetFailed(f"the load process could not begin: {why}", f"see {log}")
 
     def start(self, t0: int) -> None:
         for child in self._children:

@@ -16,11 +16,12 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from loadgen.backlog import Backlog
-from loadgen.clock import monotonic
+from loadgen.clock import Clock, monotonic
 from loadgen.frames import Frame, Splitter, framed, unpack_closed, unpacked
 from loadgen.job import LoadJob
 from loadgen.paperwork import Paperwork
@@ -35,15 +36,17 @@ SLICE_NS = 5_000_000
 _SECOND = 1_000_000_000
 _NICENESS = 10
 _MOST = 1 << 20
+_MOST_WAITING = 1000
+"""Frames that may wait for the socket before bodies are made that are not due yet."""
 
 
 class Clerk:
     """The loop of the process; what it knows is in its `Paperwork`."""
 
-    def __init__(self, job: LoadJob, link: socket.socket) -> None:
+    def __init__(self, job: LoadJob, link: socket.socket, clock: Clock = monotonic) -> None:
         shots, phases, _ = read_shots(Path(job.plan), job.slice, prompts=True)
         self._work = Paperwork(job, shots, phases, self._say)
-        self._link = link
+        self._link, self._clock = link, clock
         link.setblocking(False)
         self._splitter = Splitter()
         self._backlog = Backlog(Path(job.records).parent)
@@ -51,38 +54,55 @@ class Clerk:
         self._out: deque[bytes] = deque()
         self._due: Iterator[tuple[int, int]] = iter(())
         self._next: tuple[int, int] | None = None
-        self._second = monotonic()
+        self._second = clock()
         self._open = True
         self._asked_to_end = False
 
     def run(self) -> None:
         self._say(("ready",))
-        while self._open and not (self._asked_to_end and not self._waiting()):
-            self._hear(self._patience())
-            self._feed()
-            self._understand(monotonic() + SLICE_NS)
-            if monotonic() >= self._second:
-                self._second = monotonic() + _SECOND
-                self._work.flush()
-                self._say(("heard", self._work.heard()))
-        self._understand(None)
+        while not self.over:
+            self.step(self._patience())
+        self.finish()
+
+    @property
+    def over(self) -> bool:
+        """All is understood that there will be."""
+        return not self._waiting() and (self._asked_to_end or not self._open)
+
+    def step(self, patience: float = 0.0) -> None:
+        """A slice of everything; waits for the socket up to ``patience`` s."""
+        if self._open:
+            self._hear(patience)
+        self._feed()
+        self._understand(self._clock() + SLICE_NS)
+        if self._clock() >= self._second:
+            self._second = self._clock() + _SECOND
+            self._work.flush()
+            self._say(("heard", self._work.heard()))
+
+    def finish(self) -> None:
+        """Close what is written, and say the last words."""
         self._work.close()
         if self._open:
             self._say(("heard", self._work.heard()))
             self._say(("done", self._work.done()))
             self._flush_all()
 
+    def save(self) -> None:
+        """It cannot go on: what is understood so far is kept."""
+        self._work.flush()
+
     def _waiting(self) -> bool:
         return bool(self._backlog) or self._held is not None
 
     def _patience(self) -> float:
         """Seconds that may be spent waiting for the socket."""
-        if self._backlog:
+        if self._held is None and self._backlog:
             return 0.0
         until = self._second
-        if self._next is not None:
+        if self._next is not None and len(self._out) < _MOST_WAITING:
             until = min(until, self._next[0] - LOOK_AHEAD_NS)
-        return min(max(0.0, (until - monotonic()) / 1e9), 1.0)
+        return min(max(0.0, (until - self._clock()) / 1e9), 1.0)
 
     # --- the link
 
@@ -112,16 +132,15 @@ class Clerk:
                 self._work.answer_at_once(frame)
                 self._backlog.put(body)
             case ("unsent", *_):
+                self._work.pass_at_once(frame)
                 self._backlog.put(body)
             case ("clock", mono, offset, half):
                 self._work.clock(ClockSample(mono, offset, half))
             case ("t0", t0):
                 self._due = self._work.begin(t0)
                 self._next = next(self._due, None)
-            case ("again", shot, attempt):
-                self._work.body(shot, attempt)
             case ("end",):
-                self._asked_to_end = True
+                self._asked_to_end, self._next = True, None
 
     def _say(self, frame: Frame) -> None:
         self._out.append(framed(frame))
@@ -150,23 +169,24 @@ class Clerk:
 
     def _feed(self) -> None:
         """Render the bodies that are due soon, for at most one slice of time."""
-        now = monotonic()
-        while self._next is not None and self._next[0] - LOOK_AHEAD_NS <= now and len(self._out) < 1000:
+        now = self._clock()
+        soon = now + LOOK_AHEAD_NS
+        while self._next is not None and self._next[0] <= soon and len(self._out) < _MOST_WAITING:
             self._work.body(self._next[1], 1)
             self._next = next(self._due, None)
-            if monotonic() - now > SLICE_NS:
+            if self._clock() - now > SLICE_NS:
                 return
 
-    def _understand(self, until: int | None) -> None:
-        """Make records of what waits, until then; None = of all, whatever the clock says of its stamps."""
-        while self._waiting() and (until is None or monotonic() < until):
+    def _understand(self, until: int) -> None:
+        """Make records of what waits, until then."""
+        while self._waiting() and self._clock() < until:
             if self._held is None:
                 frame = unpacked(self._backlog.get())
                 if frame[0] == "unsent":
                     self._work.unsent(frame)
                     continue
                 self._held = unpack_closed(frame)
-            if until is not None and not self._asked_to_end and not self._work.knows(self._held):
+            if self._open and not self._asked_to_end and not self._work.knows(self._held):
                 return  # the next clock sample is not here yet
             self._work.closed(self._held)
             self._held = None
@@ -179,10 +199,15 @@ def main(job_file: str, descriptor: str) -> int:
     job: dict[str, Any] = json.loads(Path(job_file).read_text())
     link = socket.socket(fileno=int(descriptor))
     _stand_back()
+    clerk: Clerk | None = None
     try:
-        Clerk(LoadJob.of(job), link).run()
+        clerk = Clerk(LoadJob.of(job), link)
+        clerk.run()
     except Exception as error:
         traceback.print_exc()
+        if clerk is not None:
+            with suppress(OSError):  # a full disk, which may be why
+                clerk.save()
         _complain(link, f"{type(error).__name__}: {error}")
         return 3
     return 0

@@ -8,12 +8,13 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from loadgen.desk import Tell, Told, Unsent, Use
-from loadgen.frames import Frame, Splitter, framed, pack_closed, unpacked
+from loadgen.desk import Tell, Use
+from loadgen.frames import Frame, Splitter, framed, pack_closed, pack_unsent, unpacked
 from loadgen.progress import Heard
-from loadgen.raw import Closed
+from loadgen.raw import Closed, Unsent
 from loadgen.stamps import ClockSample, sample_clock
 from loadgen.transport import HttpRequest
+from loadgen.turns import Told
 
 CLOCK_EVERY_S = 0.1
 """How often the offset between the kernel's clock and ours is taken (MEASUREMENT C3)."""
@@ -54,17 +55,15 @@ class ClerkDesk:
         made = self._bodies.pop((shot, attempt), None)
         if made is not None:
             use(*made)
-            return
-        self._wanted[shot, attempt] = use
-        if attempt > 1:
-            self._say(("again", shot, attempt))
+        else:
+            self._wanted[shot, attempt] = use
 
     def closed(self, closed: Closed) -> None:
         self._say(pack_closed(closed))
 
     def unsent(self, unsent: Unsent) -> None:
-        self._bodies.pop((unsent.shot, 1), None)
-        self._say(("unsent", unsent.shot, unsent.phase, unsent.why, unsent.due, unsent.outcome.value))
+        self._bodies.pop((unsent.shot, unsent.attempt), None)
+        self._say(pack_unsent(unsent))
 
     # --- the end
 
@@ -153,9 +152,9 @@ class ClerkDesk:
                     use(request, streamed)
                 else:
                     self._bodies[shot, attempt] = (request, streamed)
-            case ("told", shot, completed, outcome, at):
+            case ("told", shot, completed, outcome, at, phase):
                 if self._tell is not None:
-                    self._tell(shot, Told(completed, outcome, at))
+                    self._tell(shot, Told(completed, outcome, at, phase))
             case ("heard", rows):
                 self.heard = {name: Heard(*row) for name, row in rows.items()}
             case ("ready",):

@@ -1,19 +1,19 @@
 """Fires a plan: every shot at its time, every shot to exactly one outcome.
 
 ```
-plan, agenda ──due──> desk ──body──> transport ──reads──> flight ──closed──> desk ──record
-      ^                                                                        │
-      └──────────── later turns: end of the answer + think time <──────told────┘
+agenda ──due──> desk ──body──> transport ──reads──> flight ──closed──> desk ──record
+   ^                                                                    │
+   └──────────── turns: end of the answer + think time <──────told──────┘
 ```
 The driver is told the time by its alarm and by the transport's stamps. It never sends early, sends at
 once what is late, and never moves a due time (MEASUREMENT C16). A slow target only ever holds back the
-later turns of its own sessions (C20). What an answer means is the desk's business (loadgen.desk).
+later turns of its own sessions (C20, loadgen.turns). What an answer means is the desk's business
+(loadgen.desk).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import ParamSpec
@@ -21,17 +21,18 @@ from typing import ParamSpec
 from loadgen.agenda import Agenda
 from loadgen.alarm import Alarm, LoopAlarm
 from loadgen.clock import Clock
-from loadgen.desk import Desk, Told, Unsent
+from loadgen.desk import Desk
 from loadgen.flight import Flight
 from loadgen.gate import Gate
 from loadgen.inflight import InFlight
 from loadgen.outcomes import Cut
 from loadgen.plan import Phases, Shot
 from loadgen.progress import Counts
-from loadgen.raw import Closed, Raw
+from loadgen.raw import Closed, Raw, Unsent
 from loadgen.rules import Rules
 from loadgen.targets.base import Dialect
 from loadgen.transport import HttpRequest, Transport
+from loadgen.turns import Dues, Told, Turns
 from results.record import Outcome
 
 LINGER_NS = 250_000_000
@@ -59,21 +60,18 @@ class Driver:
     ) -> None:
         self._phases, self._desk, self._dialect = phases, desk, dialect
         self._transport, self._clock, self._t0, self._rules = transport, clock, t0, rules
-        self._followers: dict[int, list[Shot]] = defaultdict(list)
-        for shot in shots:
-            if shot.parent is not None:
-                self._followers[shot.parent].append(shot)
-        self._shots = shots
-        self._first = sorted((s for s in shots if s.due_ns is not None), key=lambda s: (s.due_ns, s.id))
-        self._next = 0
-        self._agenda = Agenda()
-        self._alarm: Alarm | None = None
-        self._armed: int | None = None
+        self._end_at = t0 + phases.load_ns + round(phases.drain * 1e9)
+        self._shots, self._turns = shots, Turns(shots, phases)
+        self._dues = Dues(self._turns, phases)
+        self._agenda = Agenda(shots, t0, clock, self._due)
         self._gates = {name: Gate(cap) for name, cap in rules.caps.items()}
         self._flights: dict[int, Flight] = {}
+        self._again: dict[int, int] = {}
+        """The number of the next attempt of those that wait for it."""
         self._cancelled_early: set[int] = set()
         self._over = bytearray(1 + max((shot.id for shot in shots), default=0))
         self._left = len(shots)
+        self._stopping = False
         self._done: asyncio.Future[None] | None = None
         self.in_flight = InFlight(*phases.window_ns)
         self.counts = Counts(shots, phases)
@@ -87,22 +85,19 @@ class Driver:
         try:
             await self._done
         finally:
-            self._agenda.clear()
-            if self._alarm is not None:
-                self._alarm.close()
+            self._over = bytearray(b"\1") * len(self._over)  # whatever failed, nothing goes out any more
+            self._agenda.close()
 
     def start(self, alarm: Alarm) -> None:
         """Begin with the plan. To have the first bodies ready, start some seconds before t0."""
-        self._alarm = alarm
         self._desk.begin(self._t0, self.told)
-        end = self._t0 + self._phases.load_ns + round(self._phases.drain * 1e9)
-        self._agenda.at(end, lambda now: self._end_run("drain_limit"))
-        self._arm()
+        self._agenda.at(self._end_at, lambda now: self._end_run("drain_limit"))
+        self._agenda.begin(alarm)
         self._finish_if_done()
 
     def wake(self) -> None:
         """The alarm rang: do all that is due by now."""
-        self._guarded(self._run_due)
+        self._guarded(self._agenda.run)
 
     def cancel(self, shot: int) -> None:
         """Door 2: the client of ``shot`` hangs up, at once or as soon as it has sent. Idempotent."""
@@ -127,11 +122,16 @@ class Driver:
 
     def _due(self, shot: Shot, due: int, now: int) -> None:
         """``shot`` is due: send it, unless its class is full."""
+        if self._over[shot.id]:
+            return  # the run ended before it came to this
+        self._dues.now(shot, due - self._t0)
         gate = self._gates.get(shot.class_)
         if gate is None or gate.enter(partial(self._ask, shot, due, now, 1)):
             self._ask(shot, due, now, 1, now)
         elif gate.drops:
-            self._unsent(shot, self._phases.of(due - self._t0), "cap", due, Outcome.DROPPED)
+            phase = self._phases.of(due - self._t0)
+            self._unsent(shot, phase, "cap", Outcome.DROPPED)
+            self._follow(shot.id, Told(False, Outcome.DROPPED.value, due, phase))
 
     def _ask(self, shot: Shot, due: int, dequeued: int, attempt: int, now: int) -> None:
         if self._over[shot.id]:
@@ -152,6 +152,7 @@ class Driver:
         due, dequeued, admitted = times
         start = self._clock()
         assert start >= due, "a send must never be early"
+        self._again.pop(shot.id, None)
         stamps = due, dequeued, start
         flight = Flight(shot, attempt, stamps, self._dialect, streamed, self._ended, self._reached)
         flight.cap_wait = admitted - dequeued
@@ -164,7 +165,7 @@ class Driver:
             return
         self._watch(flight, start)
         if shot.cancel is not None and shot.cancel.kind == "after":
-            self._at(start + shot.cancel.at, partial(self._cancel, flight))
+            self._agenda.at(start + shot.cancel.at, partial(self._cancel, flight))
         if shot.id in self._cancelled_early:
             self._cancel(flight, start)
 
@@ -182,7 +183,7 @@ class Driver:
             self._end(flight, now, Cut("timeout", limit))
         else:
             # Tokens are only noticed by looking. Once in every limit finds each deadline in time.
-            self._at(min(deadline, now + limits.shortest_ns), partial(self._watch, flight))
+            self._agenda.at(min(deadline, now + limits.shortest_ns), partial(self._watch, flight))
 
     def _ended(self, flight: Flight, t: int) -> None:
         self._guarded(self._end, flight, t)
@@ -205,38 +206,46 @@ class Driver:
             flight.abort()
         elif not flight.disconnected:
             # Answered, but the connection is not back yet: it gets a moment to become reusable.
-            self._at(t + LINGER_NS, lambda now: None if flight.disconnected else flight.abort())
+            self._agenda.at(t + LINGER_NS, lambda now: None if flight.disconnected else flight.abort())
         self._hand_over(flight, t, cut)
 
     def _hand_over(self, flight: Flight, t: int, cut: Cut | None) -> None:
         shot, raw = flight.shot, flight.raw
-        wait = self._rules.retries.wait(raw, flight.attempt) if cut is None else None
-        again = None if wait is None else t + round(wait * 1e9)
+        again = None if cut is not None else self._next_attempt(flight, t)
         closed = Closed(
             shot.id, flight.due, flight.dequeued, flight.start, t, raw, cut, flight.attempt, flight.cap_wait
         )
-        flight.raw = _GONE  # its reads are the desk's now; timers may hold the flight for long
         closed.last = again is None
-        if again is not None:
-            due, dequeued, attempt = flight.due, flight.dequeued, flight.attempt + 1
-            # Counted as held back until then, so that the wait is not taken for the client's lateness.
-            self._at(again, lambda now: self._ask(shot, due, dequeued, attempt, again))
-        else:
+        flight.raw = _GONE  # its reads are the desk's now; timers may hold the flight for long
+        if again is None:
             self._settle(shot)
         self._desk.closed(closed)
         if again is None:
             self._leave(shot)
         self._finish_if_done()
 
+    def _next_attempt(self, flight: Flight, t: int) -> int | None:
+        """Puts it on the agenda; returns when it is due, None if there is none."""
+        wait = self._rules.retries.wait(flight.raw, flight.attempt)
+        if wait is None or (again := t + round(wait * 1e9)) >= self._end_at:
+            return None
+        shot, due, dequeued, attempt = flight.shot, flight.due, flight.dequeued, flight.attempt + 1
+        self._again[shot.id] = attempt
+        # Counted as held back until then, so that the wait is not taken for the client's lateness.
+        self._agenda.at(again, lambda now: self._ask(shot, due, dequeued, attempt, again))
+        return again
+
     def _leave(self, shot: Shot) -> None:
-        """A place of its class is free again."""
+        """A place of its class is free again; who has it now is sent from the agenda, not from in here."""
         gate = self._gates.get(shot.class_)
         if gate is not None and (waiting := gate.leave()) is not None:
-            waiting(self._clock())
+            free = self._clock()
+            self._agenda.at(free, lambda now: waiting(free))
 
     def _settle(self, shot: Shot) -> None:
         self._over[shot.id] = 1
         self._left -= 1
+        self._dues.over(shot)
 
     # --- what comes after
 
@@ -246,54 +255,26 @@ class Driver:
 
     def _follow(self, shot: int, told: Told) -> None:
         """The next turns of the session become due, or never will."""
-        for later in self._followers.get(shot, ()):
-            if told.completed or later.fresh:
-                self._next_turn(later, told.at)
-            else:
-                self._give_up(later, f"session_ended: request {shot} {told.outcome}", told.at)
-        self._arm()
-        self._finish_if_done()
-
-    def _next_turn(self, shot: Shot, ended: int) -> None:
-        if self._over[shot.id]:
+        if self._stopping:
             return
-        if self._in_time(shot, ended):
-            due = ended + (shot.after_ns or 0)
-            self._agenda.at(due, lambda now: self._due(shot, due, now))
-        else:
-            self._give_up(shot, "load_ended", ended)
-
-    def _in_time(self, shot: Shot, ended: int) -> bool:
-        """Whether a later turn is due while there still is load."""
-        return ended + (shot.after_ns or 0) - self._t0 < self._phases.load_ns
-
-    def _give_up(self, shot: Shot, why: str, ended: int) -> None:
-        """A later turn that will never be due, and all that would have come after it; ``ended`` is the end
-        of the last one that was. What begins anew does so all the same."""
-        left = [shot]
-        while left:
-            shot = left.pop()
-            if self._over[shot.id]:
-                continue
-            self._unsent(shot, self._phases.of(ended - self._t0), why)
-            for later in self._followers.get(shot.id, ()):
-                if later.fresh and self._in_time(later, ended):
-                    self._next_turn(later, ended)
-                else:
-                    left.append(later)
-
-    def _unsent(
-        self, shot: Shot, phase: str, why: str, due: int | None = None, outcome: Outcome = Outcome.NOT_SENT
-    ) -> None:
-        self._settle(shot)
-        self._desk.unsent(Unsent(shot.id, phase, why, None if due is None else due - self._t0, outcome))
-        if outcome is Outcome.DROPPED:
-            self._follow(shot.id, Told(False, outcome.value, self._clock()))
+        after = self._turns.after(shot, told, self._t0)
+        for later, due in after.due:
+            self._agenda.at(due, partial(self._due, later, due))
+        for later, phase, why in after.never:
+            self._unsent(later, phase, why)
         self._finish_if_done()
+
+    def _unsent(self, shot: Shot, phase: str, why: str, outcome: Outcome = Outcome.NOT_SENT) -> None:
+        due, attempt = self._dues.of(shot), self._again.pop(shot.id, 1)
+        if attempt > 1:
+            outcome = Outcome.CENSORED_BY_RUN_END  # it was sent, and still alive
+        self._settle(shot)
+        self._desk.unsent(Unsent(shot.id, phase, why, due, outcome, attempt))
+
+    # --- the end
 
     def _end_run(self, why: str) -> None:
-        now = self._clock()
-        self._next = len(self._first)
+        now, self._stopping = self._clock(), True
         for gate in self._gates.values():
             gate.clear()
         # First those in the air: their connections close when this returns to the loop.
@@ -301,43 +282,9 @@ class Driver:
             self._end(flight, now, Cut("run_end"))
         for shot in self._shots:
             if not self._over[shot.id]:
-                due = shot.due_ns if shot.due_ns is not None and self._t0 + shot.due_ns <= now else None
-                self._unsent(shot, shot.phase, why, None if due is None else self._t0 + due)
+                self._unsent(shot, self._dues.phase_left(shot), why)
+        self._agenda.clear()
         self._finish_if_done()
-
-    # --- the loop
-
-    def _at(self, due: int, do: Callable[[int], None]) -> None:
-        self._agenda.at(due, do)
-        self._arm()
-
-    def _run_due(self) -> None:
-        self._armed = None
-        while self._fire_next(self._clock()) or self._agenda.run(self._clock()):
-            pass
-        self._arm()
-
-    def _fire_next(self, now: int) -> bool:
-        """Fire the plan's next first turn if it is due."""
-        if self._next >= len(self._first):
-            return False
-        shot = self._first[self._next]
-        assert shot.due_ns is not None
-        due = self._t0 + shot.due_ns
-        if due > now:
-            return False
-        self._next += 1
-        self._due(shot, due, now)
-        return True
-
-    def _arm(self) -> None:
-        due = self._agenda.next
-        if self._next < len(self._first):
-            first = self._t0 + (self._first[self._next].due_ns or 0)
-            due = first if due is None else min(due, first)
-        if due is not None and due != self._armed and self._alarm is not None:
-            self._armed = due
-            self._alarm.set(due)
 
     def _finish_if_done(self) -> None:
         if not self._left and self._done is not None and not self._done.done():

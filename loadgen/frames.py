@@ -12,15 +12,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from loadgen.outcomes import Cut
-from loadgen.raw import Closed, Raw
+from loadgen.raw import Closed, Raw, Unsent
+from results.record import Outcome
 
 Frame = tuple[Any, ...]
 """The first value says what it is.
 
 To the clerk: ``("t0", ns)``, ``("clock", mono, offset, half)``, ``("closed", ..)`` as `pack_closed` makes it,
-``("unsent", shot, phase, why, due, outcome)``, ``("again", shot, attempt)``, ``("end",)``.
+``("unsent", ..)`` as `pack_unsent` does, ``("end",)``.
 From it: ``("ready",)``, ``("body", shot, attempt, method, path, headers, body, streamed)``,
-``("told", shot, completed, outcome, at)``, ``("heard", {class: ..})``, ``("done", {..})``,
+``("told", shot, completed, outcome, at, phase)``, ``("heard", {class: ..})``, ``("done", {..})``,
 ``("error", message)``.
 """
 
@@ -76,6 +77,12 @@ def pack_closed(closed: Closed) -> Frame:
     )
 
 
+def who_closed(frame: Frame) -> tuple[int, int, bool]:
+    """(shot, attempt, whether it is the last) of what `pack_closed` packed."""
+    (shot, *_), (attempt, _, last) = frame[1], frame[3]
+    return shot, attempt, last
+
+
 def unpack_closed(frame: Frame) -> Closed:
     """Inverse of `pack_closed`."""
     _, times, cut, tries, stamps, headers, ending, detail, users, reals, sizes, body = frame
@@ -87,6 +94,17 @@ def unpack_closed(frame: Frame) -> Closed:
     raw.ending, raw.detail = ending, detail
     why = None if cut is None else Cut(*cut)
     return Closed(shot, due, dequeued, start, closed, raw, why, attempt, cap_wait, last)
+
+
+def pack_unsent(unsent: Unsent) -> Frame:
+    due, outcome = unsent.due, unsent.outcome.value
+    return "unsent", unsent.shot, unsent.phase, unsent.why, due, outcome, unsent.attempt
+
+
+def unpack_unsent(frame: Frame) -> Unsent:
+    """Inverse of `pack_unsent`."""
+    _, shot, phase, why, due, outcome, attempt = frame
+    return Unsent(shot, phase, why, due, Outcome(outcome), attempt)
 
 
 def _ints(data: bytes, code: str) -> list[int]:

@@ -11,21 +11,21 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from loadgen.books import Books
 from loadgen.client import Address, Client
 from loadgen.clock import monotonic
-from loadgen.desk import Reader, Scribe, Unsent, told_of
-from loadgen.frames import Frame, unpack_closed
+from loadgen.frames import Frame, unpack_closed, unpack_unsent, who_closed
 from loadgen.job import LoadJob
 from loadgen.observe import Kept, keep, new_salt, observe, tokenizer_of
 from loadgen.observed_io import write_observed
 from loadgen.plan import Phases, Shot
-from loadgen.progress import Tallies
 from loadgen.raw import Closed
 from loadgen.stamps import ClockBridge, ClockSample
 from loadgen.text import Message
 from loadgen.texts import write_texts
+from loadgen.timeline import Exchange
 from loadgen.tokens import counter_of
-from results.record import Outcome
+from results.record import Record
 from results.recordfile import RecordWriter
 
 
@@ -38,14 +38,12 @@ class Paperwork:
         self._job, self._say = job, say
         self._dialect = job.target.make()
         self._bridge = ClockBridge()
-        self._scribe = scribe = Scribe(shots, phases, job.renderer(self._dialect))
         count = None if job.tokenizer is None else counter_of(Tokenizer.from_file(job.tokenizer))
-        self._reader = Reader(scribe.shots, phases, scribe.renderer, 0, self._bridge, count)
-        self._glance = Reader(scribe.shots, phases, scribe.renderer, 0)
+        renderer = job.renderer(self._dialect)
+        self._books = Books(shots, phases, renderer, self._filed, self._attempted, self._bridge, count)
         self._first = sorted((shot.due_ns, shot.id) for shot in shots if shot.due_ns is not None)
         self._records = RecordWriter(Path(job.records))
         self._attempts: RecordWriter | None = None
-        self._tallies = Tallies(phases)
         self._wants_texts = job.observed is not None or job.texts is not None
         self._messages: dict[int, list[Message]] = {}
         self._kept: list[Kept] = []
@@ -54,11 +52,11 @@ class Paperwork:
 
     def begin(self, t0: int) -> Iterator[tuple[int, int]]:
         """First turns as (due in ns on the clock, shot), in order."""
-        self._reader.t0 = self._glance.t0 = t0
+        self._books.begin(t0)
         return ((t0 + due, shot) for due, shot in self._first)
 
     def body(self, shot: int, attempt: int) -> None:
-        rendered = self._scribe.render(shot, attempt)
+        rendered = self._books.scribe.render(shot, attempt)
         if self._wants_texts:
             self._messages[shot] = rendered.messages
         request = rendered.request
@@ -76,47 +74,48 @@ class Paperwork:
         return latest is not None and latest >= closed.closed
 
     def answer_at_once(self, frame: Frame) -> None:
-        """If others follow this request: tell how it ended, and make their bodies, ahead of its record."""
-        shot, last = frame[1][0], frame[3][2]
-        if not last or shot not in self._scribe.followers:
-            return
-        closed = unpack_closed(frame)
-        exchange = self._glance.closed(closed)
-        told = told_of(exchange.record, closed.closed, self._glance.t0)
-        for follower in self._scribe.ended(shot, exchange.text, told, self._glance.t0):
-            self.body(follower, 1)
-        self._say(("told", shot, told.completed, told.outcome, told.at))
+        """Make the body of a next attempt. If others follow this request: tell how it ended, and make their
+        bodies, ahead of its record."""
+        shot, attempt, last = who_closed(frame)
+        if not last:
+            self.body(shot, attempt + 1)
+        elif self._books.awaited(shot, last):
+            closed = unpack_closed(frame)
+            told, coming = self._books.ended(closed, self._books.read(closed))
+            self._bodies(coming)
+            self._say(("told", shot, told.completed, told.outcome, told.at, told.phase))
+
+    def pass_at_once(self, frame: Frame) -> None:
+        """Make the bodies of those that come although this one was not sent."""
+        self._bodies(self._books.passed(unpack_unsent(frame)))
+
+    def _bodies(self, coming: Sequence[int]) -> None:
+        for shot in coming:
+            self.body(shot, 1)
 
     def closed(self, closed: Closed) -> None:
         """Make the record of an attempt, and keep what attribution wants."""
-        exchange = self._reader.closed(closed)
-        record = exchange.record
-        if not closed.last:
-            self._tallies.spent(record)
-            if self._attempts is None:
-                self._attempts = RecordWriter(Path(self._job.attempts))
-            self._attempts.append(record)
-            return
-        self._tallies.closed(record)
-        self._records.append(record)
-        self._scribe.over(closed.shot)
-        messages = self._messages.pop(closed.shot, None)
+        self._books.file(closed, self._books.read(closed))
+
+    def unsent(self, frame: Frame) -> None:
+        self._books.unsent(unpack_unsent(frame))
+
+    def _attempted(self, record: Record) -> None:
+        if self._attempts is None:
+            self._attempts = RecordWriter(Path(self._job.attempts))
+        self._attempts.append(record)
+
+    def _filed(self, exchange: Exchange) -> None:
+        self._records.append(exchange.record)
+        messages = self._messages.pop(exchange.record.id, None)
         kept = keep(exchange, messages) if messages is not None else None
         if kept is not None:
             self._kept.append(kept)
 
-    def unsent(self, frame: Frame) -> None:
-        _, shot, phase, why, due, outcome = frame
-        record = self._reader.unsent(Unsent(shot, phase, why, due, Outcome(outcome)))
-        self._tallies.closed(record)
-        self._records.append(record)
-        self._scribe.over(shot)
-        self._messages.pop(shot, None)
-
     # --- what is said of it
 
     def heard(self) -> dict[str, Any]:
-        return {name: astuple(heard) for name, heard in self._tallies.heard().items()}
+        return {name: astuple(heard) for name, heard in self._books.tallies.heard().items()}
 
     def flush(self) -> None:
         """Records to disk."""
@@ -132,8 +131,8 @@ class Paperwork:
     def done(self) -> dict[str, Any]:
         """After the last record: the facts that only the desk has."""
         facts: dict[str, Any] = {
-            "littles_sum": self._tallies.littles_sum,
-            "lost": self._tallies.lost,
+            "littles_sum": self._books.tallies.littles_sum,
+            "lost": self._books.tallies.lost,
             "clerk_cpu_s": time.process_time(),
         }
         if self._job.observed is not None and self._dialect.own:

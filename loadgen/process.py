@@ -85,7 +85,7 @@ class _LoadProcess:
         dialect = job.target.make()
         client = Client(Address.of(job.target.url), monotonic, job.target.tls(), job.connections)
         desk = ClerkDesk(self._link, self._clerk_lost)
-        listener = asyncio.create_task(_listen(self._commands))
+        listener = asyncio.create_task(listen(self._commands))
         try:
             await _warm(client, job, files)
             await desk.ready
@@ -203,7 +203,7 @@ async def _end(tasks: list[asyncio.Task[None]]) -> None:
             raise result
 
 
-async def _listen(commands: asyncio.Queue[dict[str, Any]]) -> None:
+async def listen(commands: asyncio.Queue[dict[str, Any]]) -> None:
     """Commands from stdin, one JSON object a line; its end is a stop."""
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from loadgen.outcomes import Cut
 from loadgen.transport import Ending
+from results.record import Outcome
 
 
 @dataclass(slots=True)
@@ -48,3 +49,16 @@ class Closed:
     """ns that a declared cap held the request back; part of start - due."""
     last: bool = True
     """False for an attempt that is followed by another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """A shot that never goes out. ``due`` in ns since t0, if it ever became due; ``attempt`` is more than 1
+    if earlier ones did go out."""
+
+    shot: int
+    phase: str
+    why: str
+    due: int | None = None
+    outcome: Outcome = Outcome.NOT_SENT
+    attempt: int = 1

@@ -85,19 +85,26 @@ class Sockets:
         self.kernel_stamps = kernel_stamps
         # Without the kernel's stamps a gathered read would be a late one.
         self.watch = make_watch(clock, gather=kernel_stamps)
+        # The kernel stamps while somebody wants it, and takes a while to begin again.
+        self._wanting = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._ask_for_stamps(self._wanting)
 
     def make(self, family: int) -> socket.socket:
         """Raises OSError."""
         made = socket.socket(family, socket.SOCK_STREAM)
         made.setblocking(False)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self.kernel_stamps:
-            made.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        self._ask_for_stamps(made)
         return made
 
     def close(self) -> None:
         """After its sockets."""
+        self._wanting.close()
         self.watch.close()
+
+    def _ask_for_stamps(self, of: socket.socket) -> None:
+        if self.kernel_stamps:
+            of.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
 
 
 class Socket:

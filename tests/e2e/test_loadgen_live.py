@@ -23,6 +23,7 @@ import pytest
 
 from headrace.console import Silent
 from headrace.errors import BenchError
+from headrace.live import models_of
 from headrace.live_load import LiveLoad
 from headrace.run import Options, run_scenario
 from headrace.site import LoadOrder
@@ -36,6 +37,7 @@ from loadgen.reference.script import Script
 from loadgen.sockets import kernel_stamps_here
 from loadgen.workload import Sessions
 from results.recordfile import read_records
+from scenarios.schema import UrlTarget
 
 pytestmark = pytest.mark.e2e
 
@@ -394,6 +396,7 @@ MOONCAKE = "load.0={class: ping, trace: {type: mooncake, file: t.jsonl}}"
         (json.dumps(GOOD | {"hash_ids": [1, 2, 3]}), "hash_ids"),
         (json.dumps(GOOD | {"input_length": 5000, "hash_ids": list(range(10))}), "5,004"),
     ],
+    ids=["broken", "negative", "unknown", "beyond its lengths", "too long"],
 )
 def test_a_trace_with_a_broken_line_sends_nothing(tmp_path, untouched, row, says):
     """Broken, negative, unknown, beyond its lengths, beyond the model's: exit 2 with the file and line."""
@@ -418,6 +421,24 @@ def test_a_load_that_cannot_be_sends_nothing(tmp_path, untouched, old, new, line
     said = refused(tmp_path, f"{{url: '{untouched}', model: m, max_model_len: 4096}}", text=text)
     (found,) = (one for one in said.splitlines() if f"s.yaml:{line}:" in one)
     assert says in found
+
+
+def test_a_table_with_a_column_that_nobody_knows_sends_nothing(tmp_path, untouched):
+    """Its header stands on line 1."""
+    (tmp_path / "t.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens,Colour\n")
+    trace = "load.0={class: ping, trace: {type: azure, file: t.csv}}"
+    said = refused(tmp_path, f"{{url: '{untouched}', model: m}}", trace)
+    assert any("t.csv:1:" in line and "Colour" in line for line in said.splitlines())
+
+
+def test_text_that_a_tokenizer_cannot_make_is_not_sent(tmp_path, untouched):
+    """Prompts of exact lengths need pieces that are one token each; this tokenizer has none."""
+    only = {"version": "1.0", "model": {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(only))
+    target = f"{{url: '{untouched}', model: m, tokenizer: {tmp_path / 'tokenizer.json'}}}"
+    said = refused(tmp_path, target)
+    assert "target.tokenizer" in said
+    assert "prompts of an exact length cannot be made" in said
 
 
 def test_a_refusal_is_exit_code_2(bench, untouched):
@@ -602,6 +623,14 @@ def test_a_certificate_that_nobody_vouches_for_is_no_target(bench):
     assert "CERTIFICATE_VERIFY_FAILED" in said
     assert "target.ca" in said
     assert server.seen == []
+
+
+def test_the_environment_can_name_certificates_too(monkeypatch):
+    """SSL_CERT_FILE in place of the system's, for a target that only `--target` names."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(PEM))
+    with endpoint(tls=True) as server:
+        assert asyncio.run(models_of(UrlTarget(server.url, "m"))) == []
+        assert [seen.path for seen in server.seen] == ["/v1/models"]
 
 
 @pytest.mark.parametrize(

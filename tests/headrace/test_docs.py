@@ -39,7 +39,7 @@ from scenarios.load import parse, shipped
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = ("structure.md", "metrics.md", "scenario.md", "traces.md", "extending.md")
+PAGES = ("structure.md", "metrics.md", "scenario.md", "traces.md", "reference.md", "sweep.md", "extending.md")
 
 PLACEHOLDERS = {
     "METRIC": tuple(METRICS),

@@ -144,9 +144,9 @@ async def until_stamped(seen: Seen, end: socket.socket) -> None:
     """The kernel begins to stamp a little after it was first asked to."""
     async with asyncio.timeout(LIMIT_S):
         while not (seen.reads and seen.reads[-1][2]):
-            count = len(seen.reads)
+            seen.reads.clear()
             end.send(b"?")
-            await seen.until(lambda seen: len(seen.reads) > count)
+            await seen.until(lambda seen: seen.reads)
             await asyncio.sleep(0.001)
     seen.reads.clear()
 
@@ -585,6 +585,24 @@ def test_a_read_of_several_writes_has_the_stamp_of_the_last() -> None:
             assert t + bound >= before_last
             late.append(t - before_last)
         assert statistics.median(late) < 1_000_000
+
+    run(body)
+
+
+@needs_stamps
+def test_the_kernel_goes_on_stamping_between_connections() -> None:
+    """Though none is open for a while, the first read of the next one has its stamp."""
+
+    async def body(rig: Rig) -> None:
+        seen, channel, end = await rig.pair()
+        await until_stamped(seen, end)
+        for _ in range(20):
+            channel.close()
+            await asyncio.sleep(0.003)
+            seen, channel, end = await rig.pair()
+            end.send(b"x")
+            await seen.until(lambda seen: seen.reads)
+            assert seen.reads[0][2]
 
     run(body)
 

@@ -1,0 +1,247 @@
+"""Load processes placed by Ray: clocks of several hosts, and a cluster of two nodes on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace import cluster
+from headrace.cluster import RayLoad
+from headrace.errors import UsageFailed
+from headrace.hostclocks import OURS, Reading, clock_id, host_clock
+from headrace.site import LoadEnd, LoadOrder
+from loadgen.arrivals import Constant
+from loadgen.clock import monotonic
+from loadgen.job import TargetJob
+from loadgen.plan import Load, Phases, Plan
+from loadgen.plan_io import write_plan
+from loadgen.reference.group import ReferenceServer
+from loadgen.reference.script import Script
+from loadgen.stamps import ClockSample
+from loadgen.workload import Fixed
+from results.recordfile import read_records
+
+# --- clocks
+
+ns = st.integers(0, 10**7)
+offsets = st.integers(-(10**15), 10**15)
+
+
+def reading(offset: int, out: int, work: int, back: int, wall_error: int) -> Reading:
+    """Of a host whose monotonic clock is ours plus ``offset`` and whose wall clock is ``wall_error`` wrong;
+    the question takes ``out`` to get there, ``work`` is how long it looks at its clocks."""
+    before, epoch = 5_000_000, 10**18
+    there = ClockSample(before + out + work + offset, epoch + wall_error - offset, work)
+    return Reading.of(before, ClockSample(before, epoch, 0), there, before + out + 2 * work + back)
+
+
+@given(offset=offsets, out=ns, work=st.integers(0, 10**5), back=ns, wall_error=offsets)
+def test_the_bound_holds_whatever_the_wall_clocks_say(offset, out, work, back, wall_error):
+    """What is used as the offset is never further from the true one than the bound; a wall clock is
+    believed exactly where the round trip cannot refute it."""
+    start = reading(offset, out, work, back, wall_error)
+    told = host_clock(start, reading(offset, back, work, out, wall_error))
+    assert abs(told["offset_ns"] - offset) <= told["bound_ns"] <= 2 * (out + back)
+    assert (told["offset_ns"] == offset - wall_error) == (-back <= -wall_error <= out)
+
+
+@given(drift=st.integers(-(10**9), 10**9))
+def test_drift_is_reported_and_widens_the_bound(drift):
+    """A clock that has moved by the end of the run makes the last times as wrong as it moved."""
+    told = host_clock(reading(70, 0, 0, 0, 0), reading(70 + drift, 0, 0, 0, 0))
+    assert told == {"offset_ns": 70, "drift_ns": drift, "bound_ns": abs(drift)}
+
+
+def test_what_is_not_known_of_a_clock_is_not_there():
+    """A host that was lost before the end has no drift and no bound; our own clock has none of either."""
+    assert host_clock(Reading(7, 5, 9), None) == {"offset_ns": 7, "drift_ns": None, "bound_ns": None}
+    assert host_clock(OURS, OURS) == {"offset_ns": 0, "drift_ns": 0, "bound_ns": 0}
+    assert clock_id() == clock_id()
+
+
+def test_without_ray_the_remedy_is_said(monkeypatch):
+    """Only who asks for it needs it."""
+    monkeypatch.setattr(cluster, "find_spec", lambda name: None)
+    with pytest.raises(UsageFailed, match=r"pip install 'headrace\[cluster\]'"):
+        cluster.check_ray()
+    asked = "import headrace.cli, sys; print('ray' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+# --- a cluster
+
+without_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: headrace[cluster]")
+
+
+def ray_needed(test: Callable[..., None]) -> Any:
+    return pytest.mark.e2e(without_ray(test))
+
+
+CLUSTER = """\
+import sys
+from ray.cluster_utils import Cluster
+head = {"num_cpus": 1, "include_dashboard": False, "temp_dir": sys.argv[1]}
+cluster = Cluster(initialize_head=True, head_node_args=head)
+cluster.add_node(num_cpus=1)
+print("at", cluster.address, flush=True)
+sys.stdin.readline()
+cluster.shutdown()
+"""
+
+
+@contextmanager
+def two_nodes() -> Iterator[tuple[str, Callable[[], object]]]:
+    """(address, how to end it) of two nodes of one CPU each. A process of its own holds Ray: what it warns of
+    is not ours."""
+    folder = tempfile.mkdtemp(prefix="hr")  # unix sockets live there: a short path
+    holder = subprocess.Popen(
+        [sys.executable, "-c", CLUSTER, folder],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+        text=True,
+    )
+    with holder:  # at its end, stdin is closed: that ends the cluster
+        assert holder.stdout is not None
+        lines = (line.split() for line in holder.stdout)
+        yield next(words[1] for words in lines if words[:1] == ["at"]), lambda: holder.communicate(timeout=60)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with two_nodes() as (address, _):
+        yield address
+
+
+@pytest.fixture
+def target() -> Iterator[TargetJob]:
+    with ReferenceServer(Script(ttft=0.02, itl=0.005, tokens=4)) as server:
+        yield TargetJob(server.url, "openai_chat", {"model": "reference"})
+
+
+def order_of(folder: Path, address: str, slices: int = 2, window: float = 3.0) -> LoadOrder:
+    plan = Plan.make(
+        [Load("ping", Constant(20.0), Fixed(20, 4))], Phases(window=window, drain=10.0), 7, slices=slices
+    )
+    write_plan(plan, folder / "plan.parquet")
+    order = LoadOrder(plan, folder, "word", "n", "r", (), processes=slices, keep_text=True)
+    return replace(order, ray_address=address)
+
+
+def fired(
+    target: TargetJob, order: LoadOrder, meanwhile: Callable[[RayLoad], object] | None = None
+) -> tuple[RayLoad, LoadEnd]:
+    """Place, start and end the load; ``meanwhile`` is called at the first progress after t0 + 1 s."""
+    ticked = asyncio.Event()
+
+    async def main() -> tuple[RayLoad, LoadEnd]:
+        load = await RayLoad.begin(target, order, lambda tick: tick["t"] > 1e9 and ticked.set())
+        try:
+            load.start(monotonic() + 3_000_000_000)
+            ending = asyncio.create_task(load.finished())
+            if meanwhile is not None:
+                await asyncio.wait_for(ticked.wait(), 30)
+                await asyncio.to_thread(meanwhile, load)
+            return load, await asyncio.wait_for(ending, 90)
+        finally:
+            await load.close()
+
+    return asyncio.run(main())
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@ray_needed
+def test_two_nodes_fire_what_one_plan_says(tmp_path, address, target, monkeypatch):
+    """Every request has one record, each node its slice; and where the hosts' clocks are not known to be
+    the same, the requests are on time by the clock of each, within the bound that is reported."""
+    monkeypatch.setattr(cluster, "clock_id", lambda: "another host's")
+    monkeypatch.setattr(cluster, "is_local", lambda url: False)
+    order = order_of(tmp_path, address)
+    load, end = fired(target, order)
+    assert (end.lost, end.interrupted, len(end.signals["processes"])) == (None, False, 2)
+    parts = [read_records(tmp_path / f"records-{slice}.arrow") for slice in range(2)]
+    assert all(complete for _, complete in parts)
+    records = pd.concat(part for part, _ in parts)
+    assert sorted(records["id"]) == [shot.id for shot in order.plan.shots] == list(range(60))
+    assert set(records["outcome"]) == {"completed"}
+    assert len((tmp_path / "texts.jsonl").read_text().splitlines()) == 60
+    assert len({place["node"] for place in end.facts["placement"]}) == 2
+    (clock,) = end.facts["clock"].values()
+    assert abs(clock["offset_ns"]) <= clock["bound_ns"] < 1e9
+    assert clock["bound_ns"] > 0
+    assert (records["start"] >= records["due"]).all()
+    assert not any(alive(place["pid"]) or Path(place["folder"]).exists() for place in load.places)
+
+
+@ray_needed
+def test_an_actor_that_is_killed_is_lost_load(tmp_path, address, target):
+    """Its requests are unknown, not fewer; the other load process goes on to its end."""
+    load, end = fired(target, order_of(tmp_path, address), kill_actor)
+    assert end.lost is not None
+    assert "load process 1 was lost with its Ray actor (ActorDiedError" in end.lost
+    assert load.places[1]["folder"] in end.lost
+    records, complete = read_records(tmp_path / "records-0.arrow")
+    assert complete
+    assert len(records) == 30
+    assert not (tmp_path / "records-1.arrow").exists()
+    (clock,) = end.facts["clock"].values()
+    assert clock == host_clock(OURS, OURS)
+
+
+def kill_actor(load: RayLoad) -> None:
+    os.kill(load.places[1]["pid"], signal.SIGKILL)
+    shutil.rmtree(load.places[1]["folder"])
+
+
+@ray_needed
+def test_a_load_that_cannot_be_placed_is_refused(tmp_path, address, target, monkeypatch):
+    """Too few CPUs, a target that only this machine reaches, no cluster: each says what to do."""
+
+    def refusal(order: LoadOrder) -> str:
+        with pytest.raises(UsageFailed) as caught:
+            asyncio.run(RayLoad.begin(target, order, lambda tick: None))
+        return str(caught.value)
+
+    monkeypatch.setattr(cluster, "PLACE_LIMIT_S", 3.0)
+    crowded = refusal(order_of(tmp_path, address, slices=3))
+    assert "has not placed all 3 load processes within 3 s" in crowded
+    assert "the cluster has 2" in crowded
+    monkeypatch.setattr(cluster, "PLACE_LIMIT_S", 60.0)
+    assert "no Ray cluster answers at 127.0.0.1:1" in refusal(order_of(tmp_path, "127.0.0.1:1"))
+    monkeypatch.setattr(cluster, "clock_id", lambda: "another host's")
+    assert f"cannot reach {target.url}" in refusal(order_of(tmp_path, address))
+
+
+@ray_needed
+def test_a_cluster_that_goes_away_is_lost_load(tmp_path, target):
+    """In the middle of a run: all that had no end is lost, and it is said why."""
+    with two_nodes() as (address, end_it):
+        _, end = fired(target, order_of(tmp_path, address, window=60.0), lambda load: end_it())
+    assert end.lost is not None
+    assert end.lost.count("was lost with its Ray actor") + end.lost.count("speaks to Ray died") == 2
+    assert not list(tmp_path.glob("records-*"))
