@@ -36,6 +36,8 @@ CLOSE_LIMIT_S = 10.0
 _PIECE = 8 * 1024 * 1024
 _QUESTIONS = 9
 """The tightest of so many readings of a clock is taken."""
+_SAME = "Every node needs the same headrace, Python and packages: `pip install 'headrace[cluster]'`."
+_START = "Start it with `RAY_worker_niceness=0 ray start`, see docs/cluster.md; `ray status` shows it."
 _AT_ONCE = ("ready", "progress")
 """Events that are passed on as they come; the others are the last words, and wait for the files."""
 
@@ -189,9 +191,6 @@ class Driver:
         self._out.flush()
 
 
-_SAME = "Every node needs the same headrace, Python and packages: `pip install 'headrace[cluster]'`."
-
-
 @contextmanager
 def connected(address: str, processes: int) -> Iterator[None]:
     """Be a driver of the cluster; of one of our own, which ends with us, for ``local``. Raises Refused."""
@@ -209,11 +208,8 @@ def connected(address: str, processes: int) -> Iterator[None]:
         except (OSError, RuntimeError, ValueError, RayError) as error:
             raise Refused(f"there is no Ray cluster to be had at {address}: {error}", _START) from error
         stack.callback(ray.shutdown)
+        stack.callback(signal.signal, signal.SIGTERM, signal.SIG_IGN)  # before it: nothing cuts it short
         yield
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-_START = "Start it with `RAY_worker_niceness=0 ray start`, see docs/cluster.md; `ray status` shows it."
 
 
 def _look(address: str) -> None:

@@ -142,9 +142,10 @@ async def _listed(target: UrlTarget) -> list[dict[str, Any]]:
         reason = str(error) or type(error).__name__
         raise TargetFailed(f"{where} does not answer: {reason}", _remedy(reason)) from error
     if response.status_code in (401, 403):
-        raise TargetFailed(
-            f"{where} answers {response.status_code}: set target.key_env to the key's variable"
-        )
+        remedy = "set target.key_env to the key's variable"
+        if target.key_env is not None:
+            remedy = f"it does not take the key in {target.key_env}"
+        raise TargetFailed(f"{where} answers {response.status_code}: {remedy}")
     try:
         rows = response.json()["data"]
     except (ValueError, KeyError, TypeError):

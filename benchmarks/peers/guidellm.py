@@ -25,8 +25,7 @@ class Guidellm:
     def run(self, ask: Ask, server: ReferenceServer, folder: Path) -> Reported:
         count = prompts_for(ask)
         write_prompts(folder / _PROMPTS, count, ask.tokens)
-        environment = {"HF_HUB_OFFLINE": "1", "GUIDELLM__MAX_WORKER_PROCESSES": "1"}
-        execute(self.command(ask, server.url, folder), environment, folder, ask.core, ask.limit_s)
+        execute(self.command(ask, server.url, folder), {"HF_HUB_OFFLINE": "1"}, folder, ask.core, ask.limit_s)
         return read(folder)
 
     def command(self, ask: Ask, url: str, folder: Path) -> list[str]:

@@ -24,7 +24,6 @@ def test_a_run_from_start_to_end(bench):
     assert bench.nothing_left()
     records = pd.read_parquet(bench.run_dir / "records.parquet")
     assert sorted(records["id"]) == sorted(pd.read_parquet(bench.run_dir / "plan.parquet")["id"])
-    assert len(bench.summary()["client"]["rows"]) > 0
     manifest = json.loads((bench.run_dir / "manifest.json").read_text())
     (clock,) = manifest["clock"].values()
     assert clock == {"offset_ns": 0, "drift_ns": 0, "bound_ns": 0}

@@ -22,7 +22,7 @@ import pandas as pd
 import pytest
 
 from headrace.console import Silent
-from headrace.errors import BenchError
+from headrace.errors import BenchError, TargetFailed
 from headrace.live import models_of
 from headrace.live_load import LiveLoad
 from headrace.run import Options, run_scenario
@@ -120,9 +120,12 @@ def told(*texts: str, finish: str = "stop") -> Said:
     return Said(body=events(*deltas, end) + b"data: [DONE]\n\n")
 
 
+NO_MODELS = Said(body=b'{"data": []}', kind="application/json")
+
+
 @dataclass
 class Endpoint:
-    """A server that keeps what it is sent. Its list of models is empty."""
+    """A server that keeps what it is sent."""
 
     url: str
     seen: list[Seen]
@@ -133,8 +136,10 @@ class Endpoint:
 
 
 @contextmanager
-def endpoint(answer: Answer = lambda _: told("a", "b"), tls: bool = False) -> Iterator[Endpoint]:
-    """Serves in threads until left."""
+def endpoint(
+    answer: Answer = lambda _: told("a", "b"), tls: bool = False, listed: Said = NO_MODELS
+) -> Iterator[Endpoint]:
+    """Serves in threads until left; ``listed`` is the answer to every GET."""
     seen: list[Seen] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -143,7 +148,7 @@ def endpoint(answer: Answer = lambda _: told("a", "b"), tls: bool = False) -> It
 
         def do_GET(self) -> None:
             self._take()
-            self._say(Said(body=b'{"data": []}', kind="application/json"))
+            self._say(listed)
 
         def do_POST(self) -> None:
             self._say(answer(self._take()))
@@ -334,6 +339,19 @@ def test_the_key_goes_where_the_target_wants_it(bench):
     assert {(seen.headers.get("x-api-key"), seen.headers.get("authorization")) for seen in asked} == {
         (KEY, None)
     }
+
+
+def test_a_key_that_the_target_does_not_take_is_said_before_the_load(monkeypatch):
+    """With the name of its variable."""
+    monkeypatch.setenv("HR_TEST_KEY", KEY)
+    with endpoint(listed=Said(401, KEY.encode(), "text/plain")) as server:
+        with pytest.raises(
+            TargetFailed, match="answers 401: it does not take the key in HR_TEST_KEY"
+        ) as said:
+            asyncio.run(models_of(UrlTarget(server.url, "m", key_env="HR_TEST_KEY")))
+        assert KEY not in str(said.value)
+        with pytest.raises(TargetFailed, match="answers 401: set target"):
+            asyncio.run(models_of(UrlTarget(server.url, "m")))
 
 
 def refused(folder: Path, target: str, *overrides: str, text: str = SCENARIO) -> str:

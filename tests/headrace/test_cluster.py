@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,6 +26,7 @@ from headrace import cluster
 from headrace.cluster import RayLoad
 from headrace.errors import UsageFailed
 from headrace.hostclocks import OURS, Reading, clock_id, host_clock
+from headrace.processes import Child
 from headrace.site import LoadEnd, LoadOrder
 from loadgen.arrivals import Constant
 from loadgen.clock import monotonic
@@ -36,6 +38,7 @@ from loadgen.reference.script import Script
 from loadgen.stamps import ClockSample
 from loadgen.workload import Fixed
 from results.recordfile import read_records
+from scenarios.schema import ClientSpec
 
 # --- clocks
 
@@ -85,6 +88,53 @@ def test_without_ray_the_remedy_is_said(monkeypatch):
     assert done.stdout == "False\n"
 
 
+@pytest.mark.parametrize("address", ["", "ray://head:10001", "head", "http://head:6379", "head:"])
+def test_an_address_that_is_none_is_refused(address):
+    """Before anything is placed; a Ray client's address is none either."""
+    with pytest.raises(ValueError, match="ray_address must be auto, local or HOST:PORT"):
+        ClientSpec(ray_address=address)
+    assert ClientSpec(ray_address="10.0.0.1:6379").ray_address == "10.0.0.1:6379"
+
+
+def end_after(said: list[dict[str, Any]], folder: Path) -> LoadEnd:
+    """What becomes of a load of two processes whose driver says this and is then killed."""
+    lines = "".join(json.dumps(event) + "\n" for event in said)
+    script = f"import os\nos.write(1, {lines.encode()!r})\nos.kill(os.getpid(), 9)"
+    places = [{"host": "10.0.0.1", "node": str(slice), "niceness": 0} for slice in range(2)]
+
+    async def main() -> LoadEnd:
+        driver = await Child.start(["-c", script], folder / "cluster.log")
+        load = RayLoad(driver, order_of(folder, "auto"), lambda tick: None, places)
+        try:
+            return await load.finished()
+        finally:
+            await load.close()
+
+    return asyncio.run(main())
+
+
+DONE = {"event": "done", "signals": {"lost": 0}, "interrupted": False}
+ENDED = {"slice": 0, "event": "end", "code": 0}
+
+
+def test_a_driver_that_dies_loses_what_had_no_end(tmp_path):
+    """As Ray ends its drivers when the head node has gone: the load process that had ended is not lost."""
+    end = end_after([{"slice": 0, **DONE}, ENDED], tmp_path)
+    log = tmp_path / "cluster.log"
+    assert end.lost == f"the process that speaks to Ray died (exit code -9); see {log}"
+    assert len(end.signals["processes"]) == 1
+    assert "clock" not in end.facts
+
+
+def test_a_load_process_that_is_killed_on_its_node_is_lost_load(tmp_path):
+    """The actor lives and tells of it; nothing else is lost, and the clocks are known."""
+    killed = {"slice": 1, "event": "end", "code": -9}
+    end = end_after([{"slice": 0, **DONE}, ENDED, killed, {"event": "facts", "clock": {}}], tmp_path)
+    assert end.lost == "load process 1 died (exit code -9)"
+    assert end.facts["clock"] == {}
+    assert [place["node"] for place in end.facts["placement"]] == ["0", "1"]
+
+
 # --- a cluster
 
 without_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: headrace[cluster]")
@@ -106,8 +156,8 @@ cluster.shutdown()
 """
 
 
-@contextmanager
-def two_nodes() -> Iterator[tuple[str, Callable[[], object]]]:
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[tuple[str, Callable[[], object]]]:
     """(address, how to end it) of two nodes of one CPU each. A process of its own holds Ray: what it warns of
     is not ours."""
     folder = tempfile.mkdtemp(prefix="hr")  # unix sockets live there: a short path
@@ -125,10 +175,9 @@ def two_nodes() -> Iterator[tuple[str, Callable[[], object]]]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with two_nodes() as (address, _):
-        yield address
+@pytest.fixture
+def address(nodes: tuple[str, Callable[[], object]]) -> str:
+    return nodes[0]
 
 
 @pytest.fixture
@@ -167,12 +216,17 @@ def fired(
     return asyncio.run(main())
 
 
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+def anything_left(load: RayLoad) -> bool:
+    """Whether an actor or a load process of it still runs; the latter's job file is in the actor's folder."""
+    return any(Path(f"/proc/{place['pid']}").exists() or _runs(place["folder"]) for place in load.places)
+
+
+def _runs(what: str) -> bool:
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if what.encode() in file.read_bytes():
+                return True
+    return False
 
 
 @ray_needed
@@ -195,7 +249,8 @@ def test_two_nodes_fire_what_one_plan_says(tmp_path, address, target, monkeypatc
     assert abs(clock["offset_ns"]) <= clock["bound_ns"] < 1e9
     assert clock["bound_ns"] > 0
     assert (records["start"] >= records["due"]).all()
-    assert not any(alive(place["pid"]) or Path(place["folder"]).exists() for place in load.places)
+    assert not anything_left(load)
+    assert not any(Path(place["folder"]).exists() for place in load.places)
 
 
 @ray_needed
@@ -211,6 +266,7 @@ def test_an_actor_that_is_killed_is_lost_load(tmp_path, address, target):
     assert not (tmp_path / "records-1.arrow").exists()
     (clock,) = end.facts["clock"].values()
     assert clock == host_clock(OURS, OURS)
+    assert not anything_left(load)
 
 
 def kill_actor(load: RayLoad) -> None:
@@ -238,10 +294,14 @@ def test_a_load_that_cannot_be_placed_is_refused(tmp_path, address, target, monk
 
 
 @ray_needed
-def test_a_cluster_that_goes_away_is_lost_load(tmp_path, target):
-    """In the middle of a run: all that had no end is lost, and it is said why."""
-    with two_nodes() as (address, end_it):
-        _, end = fired(target, order_of(tmp_path, address, window=60.0), lambda load: end_it())
+def test_a_cluster_that_goes_away_is_lost_load(tmp_path, nodes, target):
+    """In the middle of a run: all that had no end is lost, and it is said why. The last of these tests, since
+    it takes the cluster away."""
+    address, end_it = nodes
+    load, end = fired(target, order_of(tmp_path, address, window=60.0), lambda load: end_it())
     assert end.lost is not None
     assert end.lost.count("was lost with its Ray actor") + end.lost.count("speaks to Ray died") == 2
     assert not list(tmp_path.glob("records-*"))
+    assert not anything_left(load)
+    for place in load.places:
+        shutil.rmtree(place["folder"])
