@@ -60,7 +60,8 @@ def run_scenario(path: Path, options: Options, view: View) -> Outcome:
     if options.target is not None:  # only now: a broken scenario is said before anybody is asked
         assert isinstance(scenario.target, UrlTarget), "overridden"
         scenario = replace(scenario, target=with_first_model(scenario.target))
-    if isinstance(scenario.target, UrlTarget) and (context := limit_of(scenario.target)) is not None:
+    asked = scenario.target if isinstance(scenario.target, UrlTarget) and not options.virtual else None
+    if asked is not None and (context := limit_of(asked)) is not None:
         prepare.load_scenario(path, overrides, context=context)
     try:
         if options.virtual:

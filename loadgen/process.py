@@ -23,7 +23,7 @@ from typing import Any
 
 from loadgen.alarm import live_alarm
 from loadgen.clerk_desk import ClerkDesk
-from loadgen.client import Address, Client
+from loadgen.client import WARM_BATCH, Address, Client
 from loadgen.clock import monotonic, sleep_until
 from loadgen.driver import Driver
 from loadgen.foresight import SPARE_DESCRIPTORS, raise_descriptor_limit
@@ -172,8 +172,13 @@ def _progress(driver: Driver, desk: ClerkDesk, t0: int) -> dict[str, Any]:
 async def _warm(client: Client, job: LoadJob, files: int | None) -> None:
     """As many connections as are to be warm and may be open (``files``; None = no limit)."""
     wanted = job.warm_connections
+    if files is not None:
+        wanted = max(0, min(wanted, files - SPARE_DESCRIPTORS))
+    limit = job.rules.timeouts.connect * (1 + wanted / WARM_BATCH)
     try:
-        await client.warm(wanted if files is None else max(0, min(wanted, files - SPARE_DESCRIPTORS)))
+        await asyncio.wait_for(client.warm(wanted), limit)
+    except TimeoutError:
+        raise OSError(f"cannot connect to {job.target.url}: no answer within {limit:.0f} s") from None
     except OSError as error:
         raise OSError(f"cannot connect to {job.target.url}: {error}") from error
 
