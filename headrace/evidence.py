@@ -85,7 +85,7 @@ async def collect(
         folder.fault(window)
     return folder.finish(
         signals=merged([end.signals]) if end.signals else {},
-        scrapes=[asdict(sample) for sample in scraper.rows],
+        scrapes=[asdict(sample) for sample in scraper.since(scene.t0)],
         truth=truth,
         invariants=[judgement.row() for judgement in check(seen)],
         attribution=attribute_run(folder.path, end.observed, truth, scene.scenario),

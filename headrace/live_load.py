@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import json
 import secrets
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from headrace.errors import TargetFailed
 from headrace.processes import Child
@@ -85,11 +87,10 @@ class LiveLoad:
         signals = merged_signals([_signals(k, end) for k, end in enumerate(ends)])
         interrupted = any(end["interrupted"] for end in done)
         error = next((end["observe_error"] for end in done if end.get("observe_error")), None)
-        if lost:
-            return LoadEnd(signals, interrupted, lost="; ".join(lost))
         self._join_texts()
-        observed = self._observed() if error is None else None
-        return LoadEnd(signals, interrupted, observed, error)
+        # Of a part of the load nothing could be said: what the rest left in the cache would be missing.
+        observed = self._observed(whole=not lost and error is None)
+        return LoadEnd(signals, interrupted, observed, error, "; ".join(lost) or None)
 
     async def _hear(self, slice: int) -> dict[str, Any] | str:
         """What a process says at its end, or why it never did."""
@@ -105,24 +106,30 @@ class LiveLoad:
         code = await child.ended(5.0)
         return why or f"load process {slice} died (exit code {code})"
 
-    def _observed(self) -> list[Observed] | None:
-        """What all of them observed, in order of time."""
+    def _observed(self, whole: bool) -> list[Observed] | None:
+        """What all of them observed, in order of time; None if that is not the whole, or nothing."""
         found = self._parts(_observed_name)
-        if not found:
-            return None
-        observed = sorted(
-            (one for file in found for one in read_observed(file)), key=lambda one: one.ts_start
-        )
+        rows = (one for file in found for one in read_observed(file))
+        observed = sorted(rows, key=lambda one: one.ts_start) if found and whole else None
         for file in found:
             file.unlink()
         return observed
 
     def _join_texts(self) -> None:
-        if found := self._parts(_texts_name):
-            with (self._order.folder / TEXTS).open("wb") as whole:
-                for file in found:
-                    whole.write(file.read_bytes())
-                    file.unlink()
+        """One file in order of id, as each part is, without the line that a kill cut off."""
+
+        def id_of(line: bytes) -> int:
+            return int(json.loads(line)["id"])
+
+        found = self._parts(_texts_name)
+        if not found:
+            return
+        with ExitStack() as stack:
+            parts = [_whole_lines(stack.enter_context(file.open("rb"))) for file in found]
+            lines: Iterator[bytes] = heapq.merge(*parts, key=id_of)
+            stack.enter_context((self._order.folder / TEXTS).open("wb")).writelines(lines)
+        for file in found:
+            file.unlink()
 
     def _parts(self, name: Callable[[int], str]) -> list[Path]:
         files = [self._order.folder / name(slice) for slice in range(len(self._children))]
@@ -184,6 +191,10 @@ def warm_connections(plan: Plan, slice: int, most: int | None) -> int:
     )
     busiest = max(seconds.values(), default=0)
     return min(max(_FEWEST_WARM, busiest), _MOST_WARM, most or _MOST_WARM)
+
+
+def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
+    return (line for line in file if line.endswith(b"\n"))
 
 
 def _observed_name(slice: int) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from engine.model import ModelError
 from engine.model.loader import max_positions, resolve
@@ -126,7 +128,12 @@ def foreseen(scenario: Scenario, plan: Plan) -> list[Problem]:
 
 
 def is_local(url: str) -> bool:
-    return any(host in url for host in ("127.0.0.1", "localhost", "[::1]"))
+    """Whether ``url`` names this machine by an address that only it reaches."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 def describe_plan(scenario: Scenario, plan: Plan) -> dict[str, Any]:

@@ -90,8 +90,12 @@ async def run(scenario: Scenario, options: Options, clock: Clock, view: View) ->
             watcher = Watcher(view, plan.phases)
             load = await site.load(_order(scenario, plan, options, folder.path), watcher.on_tick)
             try:
+                scraper = Scraper(site.scrape, site.clock)
+                await scraper.once()
+                await audit(folder, site, "before")
+                # Only now: what a target takes to answer must not be taken from the lead.
                 scene = Scene(scenario, plan, folder, site, load, site.clock() + LEAD_NS)
-                return await _play(scene, watcher)
+                return await _play(scene, scraper, watcher)
             finally:
                 await load.close()
 
@@ -106,11 +110,8 @@ def _foresee(scenario: Scenario, plan: Plan, view: View) -> None:
         view.note(f"warning: {problem.text}")
 
 
-async def _play(scene: Scene, watcher: Watcher) -> RunData:
+async def _play(scene: Scene, scraper: Scraper, watcher: Watcher) -> RunData:
     site, load, t0 = scene.site, scene.load, scene.t0
-    scraper = Scraper(site.scrape, site.clock, t0)
-    await scraper.once()
-    await audit(scene.folder, site, "before")
     stage = Stage(
         scene.plan,
         site.controls,

@@ -18,7 +18,8 @@ _ALIKE = 16
 """Bytes by which the usual event of a stream is known."""
 _NEVER = b"\n\n\n"
 """No read that is one line begins so."""
-_DONE = (b"data: [DONE]\n\n", b"data: [DONE]\r\n\r\n", b"data:[DONE]\n\n")
+_LAST = b"\n\ndata: [DONE]\n\n"
+"""How most streams end; with the blank line before it, it can be nothing else."""
 _NEWLINES = (10, 13)
 
 
@@ -54,14 +55,15 @@ class EndWatch:
 
     def _suspect(self, t: int, text: bytes) -> bool:
         """A hint is in ``text``: does a line begin as a last event does?"""
+        if _LAST in text or (self._open is None and text.startswith(_LAST[2:])):
+            return True
         found = self._dialect.end.search(text)
         if found is None:
             self._open = None if text[-1] in _NEWLINES else _open_line(text)
             return False
         self._event, self._usual = Parser(), _NEVER
         begin = found.start() + (text[found.start()] in _NEWLINES)
-        rest = text[begin:]
-        return rest.startswith(_DONE) or self._read(t, rest)
+        return self._read(t, text[begin:])
 
     def _read(self, t: int, text: bytes) -> bool:
         assert self._event is not None

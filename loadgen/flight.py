@@ -70,7 +70,8 @@ class Flight:
     # --- Sink
 
     def connected(self, t: int, new: bool) -> None:
-        self.raw.conn, self.raw.conn_new = t, new
+        if not self.over:
+            self.raw.conn, self.raw.conn_new = t, new
 
     def sent(self, t: int) -> None:
         if not self.over:

@@ -97,6 +97,7 @@ class _LoadProcess:
             self._driver = driver = Driver(shots, phases, desk, dialect, client, monotonic, t0, job.rules)
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop)
             signals = await self._fire(driver, desk, t0, phases.window_ns)
+            signals["stamp"] = "kernel" if client.kernel_stamps else "user"
             self._emit({"event": "done", "signals": signals, "interrupted": self._interrupted, **self._said})
             return OK
         finally:

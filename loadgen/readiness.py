@@ -4,7 +4,7 @@
                       ┌─ urgent epoll: connecting, shaking hands, unsent bytes ── told at once
 event loop ── add_reader
                       └─ calm epoll: answers ── one callback for all that are ready
-                              └─ while reads come thick: every 250 µs by an alarm, not by each read
+                              └─ while reads come thick: every 500 µs by an alarm, not by each read
 ```
 One wake-up of the event loop costs more than reading an event. Where the kernel stamps arrivals, waiting
 a little and reading many at once moves no time; where it does not, nothing ever waits.
@@ -22,7 +22,7 @@ from typing import Protocol
 from loadgen.alarm import TimerfdAlarm
 from loadgen.clock import Clock
 
-GATHER_NS = 250_000
+GATHER_NS = 500_000
 """How long reads may be gathered."""
 BATCH = 64
 """Reads in a row before something else gets its turn; a send must not wait behind a thousand of them."""

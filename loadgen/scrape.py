@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from loadgen.clock import Clock
@@ -69,7 +69,7 @@ def _as_json(labels: str) -> str:
 
 @dataclass(slots=True)
 class Scraper:
-    """Scrapes at a fixed interval until it is cancelled; what it got stands in ``rows``.
+    """Scrapes at a fixed interval until it is cancelled; `since` gives what it got.
 
     Histogram buckets are read by ``once``, before and after a run, and not in between. A failed scrape is
     counted in ``failures`` with its reason and leaves a gap, never a zero.
@@ -77,17 +77,20 @@ class Scraper:
 
     fetch: Callable[[], Awaitable[str]]
     clock: Clock
-    t0: int
     target: str = "target"
     interval: float = 1.0
     prefix: str = ""
-    rows: list[Sample] = field(default_factory=list)
     failures: dict[str, int] = field(default_factory=dict)
+    _rows: list[Sample] = field(default_factory=list)
+
+    def since(self, t0: int) -> list[Sample]:
+        """All samples, their times since ``t0`` (ns on the clock)."""
+        return [replace(row, t=row.t - t0) for row in self._rows]
 
     async def once(self, buckets: bool = True) -> None:
-        at = self.clock() - self.t0
+        at = self.clock()
         try:
-            self.rows += samples(await self.fetch(), at, self.target, self.prefix, buckets)
+            self._rows += samples(await self.fetch(), at, self.target, self.prefix, buckets)
         except (OSError, ValueError, RuntimeError) as error:
             reason = f"{type(error).__name__}: {error}"
             self.failures[reason] = self.failures.get(reason, 0) + 1

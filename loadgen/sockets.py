@@ -22,7 +22,8 @@ from loadgen.clock import Clock
 from loadgen.readiness import READ, WRITE, make_watch
 from loadgen.route import Endpoint, Route, connect_error
 
-READ_BYTES = 65_536
+READ_BYTES = 16_384
+"""A buffer of this size is made for each read and cut to what came; what is more comes with the next one."""
 SO_TIMESTAMPNS = 35
 """Linux; the socket module has no name for it."""
 

@@ -72,7 +72,8 @@ def group_counts(data: pd.DataFrame) -> dict[str, int]:
 def after_failed_turn(data: pd.DataFrame) -> Mask:
     """Turns not sent because an earlier turn of their session failed (not: was cancelled or censored).
 
-    Follows ``parent``; where it is missing, the driver's word in ``error`` decides.
+    Follows ``parent``; where it is missing, the driver's word in ``error`` decides. Sessions of a closed loop
+    that would have opened after the load (``load_ended``) miss nothing, however the one before ended.
     """
     by_id: dict[int, tuple[Any, str, float]] = {
         int(i): (o, g, p)
@@ -82,7 +83,8 @@ def after_failed_turn(data: pd.DataFrame) -> Mask:
     mask = np.zeros(len(data), dtype=bool)
     for row in np.flatnonzero(is_outcome(data, Outcome.NOT_SENT)):
         ended_by = _ender(by_id, data["parent"].iloc[row])
-        mask[row] = errors[row] == "failed_turn" if ended_by is None else ended_by in _BREAKING
+        failed = errors[row] == "failed_turn" if ended_by is None else ended_by in _BREAKING
+        mask[row] = failed and errors[row] != "load_ended"
     return mask
 
 

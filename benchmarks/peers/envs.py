@@ -78,7 +78,14 @@ RECIPES = {
         alias="vllm",
     ),
     "aiperf": Recipe("aiperf", "aiperf", "0.13.0", (("install", "aiperf==0.13.0"),), Aiperf),
-    "guidellm": Recipe("guidellm", "guidellm", "0.8.1", (("install", "guidellm[perf]==0.8.1"),), Guidellm),
+    "guidellm": Recipe(
+        "guidellm",
+        "guidellm",
+        "0.8.1",
+        # torch first: any will do, and this one is a CPU build where such a wheel is offered.
+        (("install", "torch==2.13.0"), ("install", "guidellm[perf]==0.8.1")),
+        Guidellm,
+    ),
 }
 
 

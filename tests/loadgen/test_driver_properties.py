@@ -12,6 +12,7 @@ import socket
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -357,7 +358,7 @@ def _check_attempts(run: Fired) -> None:
         assert len(lives) <= 1 + run.case.rules.retries.max
         sent = [life for life in lives if life.start is not None]
         assert sent == lives or sent == lives[:-1]
-        for before, after in zip(sent, sent[1:], strict=False):
+        for before, after in pairwise(sent):
             assert before.closed is not None
             assert after.start is not None
             assert before.closed + round(run.case.rules.retries.backoff * 1e9) <= after.start
@@ -393,5 +394,3 @@ def test_a_clerk_does_what_a_desk_at_once_does(case: Case) -> None:
     assert [row[:5] for row in told(here)] == [row[:5] for row in told(there)]
     for one, other in zip(told(here), told(there), strict=True):
         assert one[5] == pytest.approx(other[5], abs=100 * NS)
-
-
