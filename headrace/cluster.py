@@ -107,7 +107,8 @@ class RayLoad(LiveLoad):
 
     async def close(self) -> None:
         self._hearing.cancel()
-        await self._driver.end(_CLOSE_LIMIT_S)
+        self._driver.tell({"end": True})  # a signal would cut Ray short where it ends its processes
+        await self._driver.ended(_CLOSE_LIMIT_S)
 
     async def _hear_driver(self) -> None:
         """Until it has told the facts. What it did not see the end of is lost if it dies."""

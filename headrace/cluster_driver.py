@@ -4,12 +4,13 @@
 Started as ``python -m headrace.cluster_driver ORDERFILE``. It says on stdout ``joined`` with the places of
 the load processes, or ``refused``; then what each load process says, with its ``slice``, and ``end`` after
 its files are in the run directory; ``facts`` after the last one. On stdin it takes ``{"start": t0_ns}`` for
-all, and what a load process takes together with its ``slice``.
+all, what a load process takes together with its ``slice``, and ``{"end": true}``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import logging
 import os
@@ -17,7 +18,8 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -33,6 +35,7 @@ from loadgen.process import listen
 from loadgen.stamps import ClockSample, sample_clock
 
 CLOSE_LIMIT_S = 10.0
+_PR_SET_CHILD_SUBREAPER = 36
 _PIECE = 8 * 1024 * 1024
 _QUESTIONS = 9
 """The tightest of so many readings of a clock is taken."""
@@ -61,22 +64,22 @@ class Driver:
         self._end: dict[str, Reading] = {}
 
     async def run(self) -> None:
-        """Until all have ended, or until SIGTERM. Raises Refused."""
-        work = asyncio.create_task(self._work())
+        """Until all have ended, or it is told to end. Raises Refused."""
+        work = asyncio.create_task(self._work(lambda: work.cancel()))
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)
         await asyncio.wait([work])
         await self._close()
         if not work.cancelled():
             work.result()
 
-    async def _work(self) -> None:
+    async def _work(self, end: Callable[[], object]) -> None:
         await self._place()
         self._say({"event": "joined", "places": self._places})
         job = self._jobs[0]
         paths = {"tokenizer": job["tokenizer"], "ca": job["target"]["ca"]}
         files = ray.put({key: Path(path).read_bytes() for key, path in paths.items() if path})
         plan = ray.put(Path(job["plan"]).read_bytes())
-        obeying = asyncio.create_task(self._obey())
+        obeying = asyncio.create_task(self._obey(end))
         try:
             await asyncio.gather(*(self._relay(slice, files, plan) for slice in range(len(self._jobs))))
         finally:
@@ -133,7 +136,7 @@ class Driver:
                 while piece := await actor.piece.remote(name, file.tell(), _PIECE):
                     file.write(piece)
 
-    async def _obey(self) -> None:
+    async def _obey(self, end: Callable[[], object]) -> None:
         commands: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         listening = asyncio.create_task(listen(commands))
         try:
@@ -141,6 +144,8 @@ class Driver:
                 command = await commands.get()
                 if "start" in command:
                     await self._tell_start(command["start"])
+                elif "end" in command:
+                    end()
                 else:
                     for slice in [command.pop("slice")] if "slice" in command else range(len(self._actors)):
                         self._actors[slice].tell.remote(command)
@@ -197,9 +202,9 @@ def connected(address: str, processes: int) -> Iterator[None]:
     with ExitStack() as stack:
         own: dict[str, Any] = {}
         if address == "local":
-            folder = tempfile.TemporaryDirectory(prefix="hr-ray-", ignore_cleanup_errors=True)
-            own = {"num_cpus": processes, "include_dashboard": False}
-            own["_temp_dir"] = stack.enter_context(folder)
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hr-ray-"))
+            stack.enter_context(_outliving_orphans())
+            own = {"num_cpus": processes, "include_dashboard": False, "_temp_dir": folder}
             os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
         elif address != "auto":
             _look(address)
@@ -208,8 +213,28 @@ def connected(address: str, processes: int) -> Iterator[None]:
         except (OSError, RuntimeError, ValueError, RayError) as error:
             raise Refused(f"there is no Ray cluster to be had at {address}: {error}", _START) from error
         stack.callback(ray.shutdown)
-        stack.callback(signal.signal, signal.SIGTERM, signal.SIG_IGN)  # before it: nothing cuts it short
         yield
+
+
+@contextmanager
+def _outliving_orphans() -> Iterator[None]:
+    """Leave only when all that was started within is gone: Ray does not wait for what it ends (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    yield
+    end = monotonic() + round(CLOSE_LIMIT_S * 1e9)
+    with suppress(ChildProcessError):
+        while True:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(0.02)
+                if monotonic() > end:
+                    _kill_children()
+
+
+def _kill_children() -> None:
+    for children in Path("/proc/self/task").glob("*/children"):
+        for pid in children.read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
 
 
 def _look(address: str) -> None:

@@ -48,13 +48,18 @@ class LiveLoad:
     @staticmethod
     async def begin(target: TargetJob, order: LoadOrder, on_tick: OnTick) -> LiveLoad:
         """Start the processes and wait until their connections are warm. Raises TargetFailed."""
-        children = []
+        children: list[Child] = []
+        load = LiveLoad(children, order, on_tick)
         with tempfile.TemporaryDirectory(prefix="headrace-jobs-") as folder:
-            for slice, job in enumerate(jobs(target, order)):
-                file = Path(folder) / f"{slice}.json"
-                file.write_text(json.dumps(job.as_dict()))
-                children.append(await Child.start(["-m", "loadgen.process", str(file)], log_of(order, slice)))
-            load = LiveLoad(children, order, on_tick)
+            try:
+                for slice, job in enumerate(jobs(target, order)):
+                    file = Path(folder) / f"{slice}.json"
+                    file.write_text(json.dumps(job.as_dict()))
+                    command = ["-m", "loadgen.process", str(file)]
+                    children.append(await Child.start(command, log_of(order, slice)))
+            except BaseException:
+                await load.close()
+                raise
             await load.until_ready()
         return load
 

@@ -132,7 +132,9 @@ async def _play(scene: Scene, scraper: Scraper, watcher: Watcher) -> RunData:
             await asyncio.sleep(scraper.interval)  # MEASUREMENT C40: one interval, then the last word
         await scraper.once()
         await audit(scene.folder, site, "after")
-        return await collect(scene, end, conductor, scraper, stop.asked)
+        # Load that was stopped, by whomever, is no smaller run; that of a dead target is an error of its own.
+        interrupted = stop.asked or (end.interrupted and site.died() is None)
+        return await collect(scene, end, conductor, scraper, interrupted)
 
 
 async def _stop_if_it_dies(site: Site, load: Load) -> None:

@@ -28,7 +28,7 @@ from loadgen.inflight import InFlight
 from loadgen.outcomes import Cut
 from loadgen.plan import Phases, Shot
 from loadgen.progress import Counts
-from loadgen.raw import Closed, Raw, Unsent
+from loadgen.raw import Unsent
 from loadgen.rules import Rules
 from loadgen.targets.base import Dialect
 from loadgen.transport import HttpRequest, Transport
@@ -38,7 +38,6 @@ from results.record import Outcome
 LINGER_NS = 250_000_000
 """How long an ended answer may take to give its connection back before it is closed."""
 
-_GONE = Raw()
 P = ParamSpec("P")
 MakeAlarm = Callable[[Clock, Callable[[], None]], Alarm]
 
@@ -210,13 +209,9 @@ class Driver:
         self._hand_over(flight, t, cut)
 
     def _hand_over(self, flight: Flight, t: int, cut: Cut | None) -> None:
-        shot, raw = flight.shot, flight.raw
+        shot = flight.shot
         again = None if cut is not None else self._next_attempt(flight, t)
-        closed = Closed(
-            shot.id, flight.due, flight.dequeued, flight.start, t, raw, cut, flight.attempt, flight.cap_wait
-        )
-        closed.last = again is None
-        flight.raw = _GONE  # its reads are the desk's now; timers may hold the flight for long
+        closed = flight.hand_over(t, cut, last=again is None)
         if again is None:
             self._settle(shot)
         self._desk.closed(closed)

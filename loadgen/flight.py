@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from loadgen.endwatch import EndWatch, token_in
-from loadgen.outcomes import Limit, is_answer
+from loadgen.outcomes import Cut, Limit, is_answer
 from loadgen.plan import Shot
-from loadgen.raw import Raw
+from loadgen.raw import Closed, Raw
 from loadgen.rules import Timeouts
 from loadgen.targets.base import Dialect
 from loadgen.timeline import Timeline
 from loadgen.transport import Ending
+
+_GONE = Raw()
 
 
 class Flight:
@@ -130,6 +132,13 @@ class Flight:
         at = token_in(self.raw.chunks, self._dialect)
         if at is not None:
             self._progress = self.raw.users[at]
+
+    def hand_over(self, t: int, cut: Cut | None, last: bool) -> Closed:
+        """All that was seen until ``t``. The flight keeps nothing of it: timers may hold it for long."""
+        raw, self.raw = self.raw, _GONE
+        self._watch = self._peek = None
+        due, dequeued, start = self.due, self.dequeued, self.start
+        return Closed(self.shot.id, due, dequeued, start, t, raw, cut, self.attempt, self.cap_wait, last)
 
 
 def _nothing() -> None:

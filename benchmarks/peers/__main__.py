@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -41,9 +42,10 @@ QUICK_RATES, QUICK_SECONDS = "200", 3.0
 OURS = "headrace"
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """The exit code: 0 also if a tool gave no result, 2 if it could not begin."""
-    asked = _arguments()
+    asked = arguments(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of every ``finally``
     server_cpus, client_cpus = placed(usable_cores(), 1)
     if not client_cpus:
         return _fail("two cores are needed: one for the tool, one for the reference server")
@@ -66,7 +68,7 @@ def _say(words: str) -> None:
     print(words, flush=True)
 
 
-def _arguments() -> argparse.Namespace:
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.peers",
         description=__doc__,
@@ -84,7 +86,7 @@ def _arguments() -> argparse.Namespace:
     add("--quick", action="store_true", help=f"{QUICK_RATES} streams/s for {QUICK_SECONDS:g} s")
     add("--fresh", action="store_true", help="measure again what --out has")
     add("--install-only", action="store_true", help="install the peers and end")
-    asked = parser.parse_args()
+    asked = parser.parse_args(argv)
     asked.only = asked.only.split(",")
     if strangers := [name for name in asked.only if name not in known]:
         parser.error(f"--only knows {', '.join(known)}, not {', '.join(strangers)}")

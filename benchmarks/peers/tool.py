@@ -115,9 +115,10 @@ def execute(
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=lambda: os.sched_setaffinity(0, {core}),
         )
         try:
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(process.pid, {core})  # before it has started anything
             code = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             raise ToolFailed(f"not ready within {limit_s:.0f} s; {_last_of(output)}") from None

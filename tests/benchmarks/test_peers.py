@@ -372,7 +372,7 @@ def test_a_tool_is_measured_against_a_server_of_its_own(tmp_path: Path) -> None:
     assert made.off.ttft_p50 is not None
     assert made.off.ttft_p50 > 0
     assert made.delivered is not None
-    assert 0 < made.delivered < 1 / 0.023
+    assert 0 < made.delivered < 1.1 / 0.023  # one more or less at the ends of about 40
     assert made.date
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.peers.__main__ import arguments
 from benchmarks.peers.picture import picture
 from benchmarks.peers.rows import COLUMNS, Kept, Row, gives_up, header, line, markdown
 from benchmarks.peers.session import Session
@@ -145,3 +146,15 @@ def test_the_picture_stands_alone() -> None:
     assert len(root.findall("{http://www.w3.org/2000/svg}svg")) == 4
     assert 'class="curve t0 p99"' in drawn
     assert drawn.count("http") == 1
+
+
+def test_rates_rise_and_tools_are_known(tmp_path: Path) -> None:
+    """Whatever order they are given in; a tool that nobody knows is refused with those that there are."""
+    asked = arguments(["--rates", "400,100", "--only", "headrace,vllm", "--out", str(tmp_path)])
+    assert asked.rates == [100.0, 400.0]
+    assert asked.only == ["headrace", "vllm"]
+    assert asked.seconds == 12.0
+    assert arguments(["--quick"]).rates == [200.0]
+    with pytest.raises(SystemExit) as refused:
+        arguments(["--only", "k6"])
+    assert refused.value.code == 2

@@ -1,0 +1,335 @@
+"""The clerk and its desk at every stage at which one of them may be gone, and what they hand each other."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadgen.clerk import LOOK_AHEAD_NS, Clerk
+from loadgen.clerk_desk import ClerkDesk, ClerkLost
+from loadgen.clock import Clock, monotonic, run_virtual
+from loadgen.driver import Driver
+from loadgen.frames import Frame, Splitter, framed, pack_closed, pack_unsent, unpacked
+from loadgen.job import LoadJob, TargetJob
+from loadgen.outcomes import Cut
+from loadgen.plan import Part, Phases, Plan, Shot
+from loadgen.plan_io import write_plan
+from loadgen.raw import Closed, Raw, Unsent
+from loadgen.targets import OpenAIChat
+from loadgen.transport import HttpRequest, Sink
+from results.record import Outcome, Record
+from results.recordfile import read_list
+
+MS, S = 1_000_000, 1_000_000_000
+T0 = 100 * S
+ANSWER = (
+    b'data: {"choices":[{"index":0,"delta":{"content":"yes"},"finish_reason":null}]}\n\n'
+    b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"length"}]}\n\ndata: [DONE]\n\n'
+)
+
+
+def shot(id: int, due: float | None = 0.0, **changes: Any) -> Shot:
+    one = Shot(id, "chat", "window", id, 0, (Part("user", 4, f"u{id}"),), 4, 1)
+    return replace(one, due_ns=None if due is None else round(due * S), **changes)
+
+
+def later(id: int, parent: int, **changes: Any) -> Shot:
+    quoted = () if changes.get("fresh") else (Part("assistant", 1, answer_of=parent),)
+    given: dict[str, Any] = {"after_ns": 0, "prompt": (*quoted, Part("user", 4, f"u{id}")), **changes}
+    return shot(id, None, parent=parent, **given)
+
+
+def job(folder: Path, *shots: Shot, **changes: Any) -> LoadJob:
+    write_plan(Plan(shots, Phases(window=10.0, drain=5.0), 1), folder / "plan.parquet")
+    names = {"records": "records.arrow", "attempts": "attempts.arrow"}
+    files = {key: str(folder / name) for key, name in names.items()}
+    target = TargetJob("http://127.0.0.1:1", "openai_chat", {"model": "m"})
+    return LoadJob(plan=str(folder / "plan.parquet"), target=target, **{**files, **changes})
+
+
+class LoadProcess:
+    """The other end of a clerk's socket: says and hears whole frames. The clerk's clock stands at ``now``."""
+
+    def __init__(self, to: LoadJob) -> None:
+        self.now = T0 - 10 * S
+        self.socket, link = socket.socketpair()
+        self.socket.setblocking(False)
+        self.clerk = Clerk(to, link, lambda: self.now)
+        self.link = link
+        self._splitter = Splitter()
+
+    def says(self, *frames: Frame) -> list[Frame]:
+        """What the clerk answers at once."""
+        for frame in frames:
+            self.socket.sendall(framed(frame))
+        self.clerk.step()
+        return self.heard()
+
+    def heard(self) -> list[Frame]:
+        try:
+            data = self.socket.recv(1 << 24)
+        except BlockingIOError:
+            return []
+        frames = (unpacked(body) for body in self._splitter.feed(data))
+        return [frame for frame in frames if frame[0] != "heard"]
+
+    def close(self) -> None:
+        self.socket.close()
+        self.link.close()
+        self.clerk._work.close()
+
+
+@contextmanager
+def load_process(to: LoadJob) -> Iterator[LoadProcess]:
+    one = LoadProcess(to)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def records_of(to: LoadJob) -> list[Record]:
+    return sorted(read_list(Path(to.records)), key=lambda record: record.id)
+
+
+def answered(shot: int, at: int = 0, body: bytes = ANSWER, **changes: Any) -> Closed:
+    """Over at T0 + ``at``, 10 ms after it was sent; its last read 1 ms before that."""
+    t = T0 + at
+    raw = Raw(t - 10 * MS, False, t - 10 * MS, t - MS, 0, 200, {}, [t - MS], [0], [body], "complete")
+    return Closed(shot, t - 10 * MS, t - 10 * MS, t - 10 * MS, t, **{"raw": raw, **changes})
+
+
+def clock(mono: int, offset: int = 0) -> Frame:
+    return "clock", mono, offset, 100
+
+
+# --- bodies
+
+
+def test_bodies_are_made_ahead_of_their_time_in_order(tmp_path: Path) -> None:
+    """Those that are due within the look-ahead, at once; the next one when its time comes near."""
+    with load_process(job(tmp_path, shot(0, 1.0), shot(1, 0.5), shot(2, 9.0))) as process:
+        process.now = T0 - LOOK_AHEAD_NS + S
+        bodies = process.says(("t0", T0))
+        assert [frame[:3] for frame in bodies] == [("body", 1, 1), ("body", 0, 1)]
+        process.now = T0 + 9 * S - LOOK_AHEAD_NS - 1
+        assert process.says() == []
+        process.now += 1
+        assert [frame[:3] for frame in process.says()] == [("body", 2, 1)]
+
+
+def test_later_turns_get_their_bodies_before_the_word(tmp_path: Path) -> None:
+    """With the live answer in them; a branch and a sub-agent as well."""
+    agent = later(2, 0, session=7, after_ns=S)
+    with load_process(job(tmp_path, shot(0), later(1, 0), agent, later(3, 1))) as process:
+        process.says(("t0", T0), clock(T0))
+        *bodies, told = process.says(pack_closed(answered(0)))
+        assert [frame[:3] for frame in bodies] == [("body", 1, 1), ("body", 2, 1)]
+        said = json.loads(bodies[0][6])["messages"][0]
+        assert said == {"role": "assistant", "content": "yes"}
+        assert told == ("told", 0, True, "completed", T0 - MS, "warmup")
+
+
+def test_a_session_that_begins_anew_has_its_body_though_the_one_before_ended_early(tmp_path: Path) -> None:
+    """Its parent is never sent: the end of the turn that failed brings the body all the same."""
+    plan = shot(0), later(1, 0), later(2, 1), later(3, 2, fresh=True, after_ns=S)
+    with load_process(job(tmp_path, *plan)) as process:
+        process.says(("t0", T0), clock(T0))
+        body, told = process.says(pack_closed(answered(0, cut=Cut("timeout", "total"), body=b": hm\n\n")))
+        assert body[:3] == ("body", 3, 1)
+        assert told[:4] == ("told", 0, False, "client_timeout")
+
+
+def test_a_request_that_a_cap_dropped_is_followed_by_what_begins_anew(tmp_path: Path) -> None:
+    """It was never sent, so nothing else brings that body."""
+    with load_process(job(tmp_path, shot(0), later(1, 0), later(2, 1, fresh=True))) as process:
+        process.says(("t0", T0), clock(T0))
+        dropped = Unsent(0, "window", "cap", 5 * MS, Outcome.DROPPED)
+        assert [frame[:3] for frame in process.says(pack_unsent(dropped))] == [("body", 2, 1)]
+
+
+def test_the_next_attempt_has_its_body_when_it_is_due(tmp_path: Path) -> None:
+    """It is made when the attempt before has failed, not when the wait is over; it has an id of its own."""
+    with load_process(job(tmp_path, shot(0))) as process:
+        process.now = T0 - S
+        (first,) = process.says(("t0", T0), clock(T0))
+        (second,) = process.says(pack_closed(answered(0, last=False)))
+        assert second[:3] == ("body", 0, 2)
+        ids = [dict(frame[5])["X-Request-Id"] for frame in (first, second)]
+        assert ids == ["run-0", "run-0.2"]
+
+
+def test_a_later_turn_is_due_by_the_kernels_stamp(tmp_path: Path) -> None:
+    """A loop that was 20 ms late in reading the end does not move the next turn's due time (C3, C20)."""
+    with load_process(job(tmp_path, shot(0), later(1, 0))) as process:
+        process.says(("t0", T0), clock(T0, offset=7 * S))
+        late = answered(0, 50 * MS)
+        late.raw.reals[0] = late.raw.users[0] + 7 * S - 20 * MS
+        _, told = process.says(pack_closed(late))
+        assert told[4] == pytest.approx(T0 + 29 * MS, abs=50_000)
+
+
+def test_a_long_prompt_goes_through_the_socket_in_pieces(tmp_path: Path) -> None:
+    """Far more than the socket takes at once."""
+    long = shot(0, prompt=(Part("user", 1_500_000, "long"),))
+    with load_process(job(tmp_path, long)) as process:
+        process.now = T0
+        process.socket.sendall(framed(("t0", T0)))
+        frames: list[Frame] = []
+        while not frames:
+            process.clerk.step()
+            frames = process.heard()
+        (body,) = frames
+        assert len(json.loads(body[6])["messages"][0]["content"].split()) == 1_500_000
+
+
+# --- understanding
+
+
+def test_it_waits_for_the_clock_without_spinning(tmp_path: Path) -> None:
+    """What no clock sample covers yet is not understood; until one comes, there is nothing to do."""
+    to = job(tmp_path, shot(0), shot(1))
+    with load_process(to) as process:
+        process.says(("t0", T0), clock(T0 - S))
+        process.now = T0
+        process.says(pack_closed(answered(0)), pack_closed(answered(1)))
+        process.now += 100
+        assert process.clerk._patience() > 0.5
+        process.says(clock(T0 + MS))
+        process.now += 2 * S
+        process.says()
+        assert [record.outcome for record in records_of(to)] == [Outcome.COMPLETED] * 2
+
+
+def test_what_came_in_before_the_load_process_was_killed_is_written(tmp_path: Path) -> None:
+    """Whole frames to the last one, whatever the clock says of them; half a frame is nothing."""
+    to = job(tmp_path, *(shot(k) for k in range(300)))
+    with load_process(to) as process:
+        process.says(("t0", T0))
+        process.heard()
+        for k in range(250):
+            process.socket.sendall(framed(pack_closed(answered(k))))
+            process.clerk.step()
+            process.heard()
+        process.socket.send(framed(pack_closed(answered(250)))[:-1])
+        process.socket.close()
+        process.clerk.run()
+    assert [record.id for record in records_of(to)] == list(range(250))
+
+
+def test_attempts_and_what_was_never_sent_are_filed_apart(tmp_path: Path) -> None:
+    """One record each; the number of an attempt that was never sent is its own."""
+    to = job(tmp_path, shot(0), shot(1), shot(2))
+    with load_process(to) as process:
+        process.says(("t0", T0), clock(T0 + S))
+        process.says(pack_closed(answered(0, last=False)), pack_closed(answered(0, attempt=2)))
+        process.says(pack_closed(answered(1, last=False)))
+        process.says(pack_unsent(Unsent(1, "window", "interrupted", 0, Outcome.CENSORED_BY_RUN_END, 2)))
+        process.says(pack_unsent(Unsent(2, "window", "interrupted")), ("end",))
+        assert process.clerk.over
+        process.clerk.finish()
+        done = process.heard()[-1]
+        assert done[0] == "done"
+        assert done[1]["lost"] == 0
+    rows = [(r.id, r.attempt, r.outcome.value, r.due) for r in records_of(to)]
+    assert rows == [
+        (0, 2, "completed", -10 * MS),
+        (1, 2, "censored_by_run_end", 0),
+        (2, 1, "not_sent", None),
+    ]
+    assert sorted((r.id, r.attempt) for r in read_list(Path(to.attempts))) == [(0, 1), (1, 1)]
+
+
+# --- gone
+
+
+class Mute:
+    """A Transport that never answers."""
+
+    def send(self, request: HttpRequest, sink: Sink) -> Callable[[], None]:
+        return lambda: None
+
+    async def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("stage", ["before it is ready", "before t0", "in the window"])
+def test_a_clerk_that_is_gone_ends_the_run(stage: str) -> None:
+    """Whoever waits is told, and nothing is sent any more."""
+    shots = shot(0), shot(1, 2.0)
+
+    async def main(clock: Clock) -> Driver:
+        ours, theirs = socket.socketpair()
+        lost: list[BaseException] = []
+        desk = ClerkDesk(ours, lambda error: lost.append(error) or driver.fail(error))
+        driver = Driver(shots, Phases(10.0), desk, OpenAIChat("m"), Mute(), clock, clock() + S)
+        if stage == "before it is ready":
+            theirs.close()
+            with pytest.raises(ClerkLost, match="gone"):
+                await desk.ready
+        else:
+            theirs.sendall(framed(("ready",)))
+            for id in range(2):
+                theirs.sendall(framed(("body", id, 1, "POST", "/", (), b"{}", True)))
+            await desk.ready
+            wait = 0.5 if stage == "before t0" else 1.5
+            asyncio.get_running_loop().call_later(wait, theirs.close)
+        with pytest.raises(ClerkLost, match="gone"):
+            await driver.run()
+        await asyncio.sleep(5)
+        desk.close()
+        theirs.close()
+        return driver
+
+    driver = run_virtual(main)
+    assert driver.counts.sent.total() == (1 if stage == "in the window" else 0)
+
+
+def test_a_clerk_that_says_why_is_quoted() -> None:
+    """At the end, when only its last words are missing."""
+
+    async def main(clock: Clock) -> None:
+        ours, theirs = socket.socketpair()
+        lost: list[BaseException] = []
+        desk = ClerkDesk(ours, lost.append)
+        theirs.sendall(framed(("error", "OSError: no space left on device")))
+        with pytest.raises(ClerkLost, match="no space left"):
+            await desk.finish()
+        assert len(lost) == 1
+        desk.close()
+        desk.close()
+        theirs.close()
+
+    run_virtual(main)
+
+
+@pytest.mark.e2e
+def test_a_full_disk_is_said_and_ends_the_clerk(tmp_path: Path) -> None:
+    """It says what the system said; its exit code is that of an error."""
+    to = job(tmp_path, shot(0), records="/dev/full")
+    (tmp_path / "job.json").write_text(json.dumps(to.as_dict()))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        command = [sys.executable, "-m", "loadgen.clerk", str(tmp_path / "job.json"), str(theirs.fileno())]
+        clerk = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE)
+        theirs.close()
+        for frame in (("t0", monotonic()), pack_closed(answered(0)), ("end",)):
+            ours.sendall(framed(frame))
+        _, log = clerk.communicate(timeout=60)
+        said = b""
+        while data := ours.recv(1 << 20):
+            said += data
+    frames = [unpacked(body) for body in Splitter().feed(said)]
+    assert frames[-1][0] == "error"
+    assert "No space left" in frames[-1][1]
+    assert clerk.returncode == 3
+    assert b"Traceback" in log
