@@ -175,13 +175,13 @@ class Driver:
             readings[clock] = min(reading, readings.get(clock, reading), key=lambda one: one.width)
 
     def _clocks(self) -> dict[str, Any]:
-        """By host; one that was lost before t0 has none."""
-        clocks = {place["host"]: place["clock"] for place in self._places}
-        return {
-            host: host_clock(self._start[clock], self._end.get(clock))
-            for host, clock in clocks.items()
-            if clock in self._start
-        }
+        """By host, and by its node where a host has several (time namespaces); none if lost before t0."""
+        names: dict[str, str] = {}
+        for place in self._places:
+            host, node = place["host"], place["node"][:8]
+            taken = place["clock"] not in names and host in names.values()
+            names.setdefault(place["clock"], f"{host}/{node}" if taken else host)
+        return {names[clock]: host_clock(start, self._end.get(clock)) for clock, start in self._start.items()}
 
     async def _close(self) -> None:
         """End the load processes. An actor that does not do it in time is killed."""

@@ -93,6 +93,7 @@ async def collect(
             **site.facts,
             **end.facts,
             "observe_error": end.observe_error,
+            "receive_stamps": end.signals.get("stamp"),
             "scrape_failures": scraper.failures,
             "t0_ns": scene.t0,
         },

@@ -174,7 +174,6 @@ def _job(target: TargetJob, order: LoadOrder, slice: int, salt: int) -> LoadJob:
         attempts=str(folder / f"attempts-{slice}.arrow"),
         target=target,
         slice=slice,
-        slices=order.processes,
         tag=order.tag,
         nonce=order.nonce,
         unit=order.unit,

@@ -128,7 +128,6 @@ async def _start(order: Order, slice: int, url: str, tag: str, folder: Path) -> 
         attempts=str(folder / f"attempts-{slice}.arrow"),
         target=TargetJob(url, "openai_chat", {"model": order.script.model}),
         slice=slice,
-        slices=order.processes,
         tag=tag,
         warm_connections=min(_MOST_WARM, round(order.in_flight / order.processes) + 16),
         block=order.block,

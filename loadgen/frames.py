@@ -53,7 +53,7 @@ class Splitter:
             end = at + _LENGTH.size + _LENGTH.unpack_from(buffer, at)[0]
             if len(buffer) < end:
                 break
-            yield bytes(buffer[at + _LENGTH.size : end])
+            yield bytes(memoryview(buffer)[at + _LENGTH.size : end])
             at = end
         del buffer[:at]
 

@@ -45,7 +45,6 @@ class LoadJob:
     attempts: str = ""
     """Where to write attempts that were followed by another one."""
     slice: int | None = None
-    slices: int = 1
     tag: str = "run"
     """Begins every request id."""
     nonce: str | None = None

@@ -45,6 +45,8 @@ class Retries:
             raise ValueError(f"max must be 0 (off) to 100 retries, not {self.max}")
         if self.backoff < 0 or self.longest < 0:
             raise ValueError("backoff and longest must not be negative")
+        if wrong := [status for status in self.on if not 400 <= status <= 599]:
+            raise ValueError(f"on lists statuses of failed answers, 400 to 599, not {wrong[0]}")
 
     def wait(self, raw: Raw, attempt: int) -> float | None:
         """Seconds until the next attempt after number ``attempt`` (the first is 1); None = no other one."""

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from results.outcomes import Mask
-from results.sharing import shareable
+from results.sharing import as_played, shareable
 from results.stats.bootstrap import ratio_interval
 from results.stats.distribution import Estimate
 from results.stats.quantiles import Values
@@ -93,7 +93,8 @@ def _unshared(view: View, data: pd.DataFrame) -> pd.Series[float]:
     What the chat template adds is the same in all prompts, so it is taken to be shared; what the engine
     did twice (a retry, a preemption) finds its own first try, and is left out.
     """
-    shares = shareable(view.plan)
+    plan = None if view.plan is None or "phase" not in view.plan else as_played(view.plan, view.data)
+    shares = shareable(plan)
     if shares is None:
         return pd.Series(dtype=np.float64)
     total = data["prompt_total"].fillna(data["n_in"])

@@ -47,6 +47,8 @@ class HealthLimits:
     def __post_init__(self) -> None:
         if self.latency_floor <= 0:
             raise ValueError("latency_floor must be longer than 0s: no client is on time to the ns")
+        if self.min_class_n < 1:
+            raise ValueError(f"min_class_n must be at least 1, not {self.min_class_n}")
         for name in ("offered", "little"):
             valid, degraded = getattr(self, name), getattr(self, f"{name}_degraded")
             if degraded < valid:

@@ -23,6 +23,7 @@ MOST_UNITS = 20_000_000
 """Of all prompts of a plan; more would take minutes."""
 RECORDED = "@"
 """Begins the key of a text that somebody wrote: what it says, and who says the same, is not in the plan."""
+_NEVER_SENT = ("not_sent", "dropped")
 _STEP = 0x9E3779B97F4A7C16
 """Between the units of neighbouring blocks; even, as all units but answers are."""
 
@@ -49,6 +50,24 @@ def shareable(plan: pd.DataFrame | None) -> dict[int, int] | None:
         for k, shared in zip(members, _longest_shared([_units(rows[k]) for k in members]), strict=True):
             found[int(ids[k])] = _tokens(rows[k], shared)
     return found
+
+
+def as_played(plan: pd.DataFrame, records: pd.DataFrame) -> pd.DataFrame:
+    """The plan's requests that may have been sent, each with the phase that its conversation opened in.
+
+    Users of a closed loop begin when they have their answer: the plan knows only the earliest phase that
+    this could be, the record of the first turn the true one, whose nonce they all have.
+    """
+    outcomes = dict(zip(records["id"], records["outcome"], strict=True))
+    seen = dict(zip(records["id"], records["phase"], strict=True))
+    fresh = plan["fresh"] if "fresh" in plan else [False] * len(plan)
+    parents = plan["parent"] if "parent" in plan else [None] * len(plan)
+    opened: dict[int, str] = {}
+    for id, parent, begins, phase in zip(plan["id"], parents, fresh, plan["phase"], strict=True):
+        within = not begins and parent is not None and parent == parent  # parents come before; NaN = none
+        opened[id] = opened[int(parent)] if within else seen.get(id, phase)
+    sent = np.array([outcomes.get(id) not in _NEVER_SENT for id in plan["id"]], dtype=bool)
+    return plan.assign(phase=list(opened.values())).loc[sent]
 
 
 @dataclass(frozen=True, slots=True)

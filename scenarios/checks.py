@@ -41,7 +41,8 @@ _MOST_SESSIONS = 5_000_000
 
 def references(data: Mapping[str, Any]) -> Found:
     """Classes, faults and metrics that are named but not there, or there but never used."""
-    classes = list(data["classes"]) if isinstance(data.get("classes"), dict) else None
+    given = data.get("classes", ())
+    classes = list(given or ()) if given is None or isinstance(given, dict) else None
     loads, faults = _blocks(data, "load"), _blocks(data, "faults")
     if classes is not None:
         for where, block in [*loads, *faults]:
@@ -226,10 +227,11 @@ def _class(name: str, spec: ClassSpec) -> Found:
         yield at, f"{name!r} cannot name a class: letters, digits, _ and -, and neither {_RESERVED}"
     elif name in METRICS or name in COUNTERS or name in OUTCOMES:
         yield at, f"{name!r} cannot name a class: gates know it as a number of its own"
-    if not spec.stream:
-        bounds = spec.slo.bounds()
-        for metric in bounds.keys() - _WHOLE_ANSWER_SLOS:
+    for metric, bound in spec.slo.bounds().items():
+        if not spec.stream and metric not in _WHOLE_ANSWER_SLOS:
             yield (*at, "slo", metric), f"{metric} needs a stream; class {name!r} has stream: false"
+        if bound <= 0:
+            yield (*at, "slo", metric), "a bound must be longer than 0s: no answer could meet it"
     if not 0 <= spec.rank <= _LOWEST_RANK:
         yield (*at, "rank"), f"a rank is 0 (most urgent) to {_LOWEST_RANK}"
     if spec.deadline is not None and spec.deadline <= 0:

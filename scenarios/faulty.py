@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import is_dataclass
 from types import NoneType
@@ -46,8 +47,20 @@ def explain(error: ErrorDetails) -> str:
     if kind == "value_error":
         return str(error["ctx"]["error"])
     if kind in _SHAPES:
-        return f"expected {_SHAPES[kind]}, found {_short(value)}"
+        return f"expected {_SHAPES[kind]}, found {_short(value)}{_as_number(kind, value)}"
     return f"{error['msg']} (found {_short(value)})"
+
+
+def _as_number(kind: str, value: Any) -> str:
+    """What YAML 1.1 takes for text though it looks like a number, such as 1e-3: how to write it."""
+    if kind not in ("float_type", "int_type") or not isinstance(value, str):
+        return ""
+    try:
+        number = float(value)
+    except ValueError:
+        return ""
+    remedy = "write it without quotes, and an exponent as in 1.0e-3"
+    return f" (YAML takes that for text: {remedy})" if math.isfinite(number) else ""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -84,8 +84,10 @@ class PoissonConditioned:
         if n == 0:
             return np.zeros(0, dtype=np.int64)
         times = np.cumsum(rng.exponential(1.0, n))
-        ns = np.rint(times * (n / self.rate / times[-1]) * NS).astype(np.int64)
+        seconds = times * (n / self.rate / times[-1])
         end = round(span * NS)
+        # Far beyond the span a time may not fit into an int of ns.
+        ns = np.rint(seconds[seconds * NS < end + 1] * NS).astype(np.int64)
         ns[ns == end] = end - 1
         inside: Times = ns[ns < end]
         return inside

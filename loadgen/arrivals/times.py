@@ -15,8 +15,8 @@ NS = 1_000_000_000
 
 
 def within(seconds: Reals, span: float) -> Times:
-    """Sorted ns of the times that lie in [0, span)."""
-    ns = np.rint(np.sort(seconds) * NS).astype(np.int64)
+    """Sorted ns of the times that lie in [0, span). What lies far beyond may not fit into an int of ns."""
+    ns = np.rint(np.sort(seconds[seconds < span]) * NS).astype(np.int64)
     inside: Times = ns[ns < round(span * NS)]
     return inside
 

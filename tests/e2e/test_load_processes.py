@@ -47,7 +47,7 @@ def test_texts_of_all_processes_are_one_file_in_order(bench, reference):
 
 
 def test_a_load_process_that_is_told_to_end_is_no_smaller_run(bench, until, reference):
-    """SIGTERM from outside: it accounts for its slice, the other goes on, and the run counts as interrupted."""
+    """SIGTERM from outside: it accounts for its slice, the other goes on, the run counts as interrupted."""
     bench.start(*arguments(bench, reference(Script()).url, "6s"))
     until(lambda: bench.closed_records() >= 4)
     os.kill(bench.started("loadgen.process")[0], signal.SIGTERM)

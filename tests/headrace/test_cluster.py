@@ -1,4 +1,4 @@
-"""Load processes placed by Ray: clocks of several hosts, and a cluster of two nodes on this machine."""
+"""Load processes placed by Ray: what is refused and lost, and a cluster of two nodes on this machine."""
 
 from __future__ import annotations
 
@@ -19,13 +19,11 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from headrace import cluster
 from headrace.cluster import RayLoad
 from headrace.errors import UsageFailed
-from headrace.hostclocks import OURS, Reading, clock_id, host_clock
+from headrace.prepare import is_local
 from headrace.processes import Child
 from headrace.site import LoadEnd, LoadOrder
 from loadgen.arrivals import Constant
@@ -35,47 +33,9 @@ from loadgen.plan import Load, Phases, Plan
 from loadgen.plan_io import write_plan
 from loadgen.reference.group import ReferenceServer
 from loadgen.reference.script import Script
-from loadgen.stamps import ClockSample
 from loadgen.workload import Fixed
 from results.recordfile import read_records
 from scenarios.schema import ClientSpec
-
-# --- clocks
-
-ns = st.integers(0, 10**7)
-offsets = st.integers(-(10**15), 10**15)
-
-
-def reading(offset: int, out: int, work: int, back: int, wall_error: int) -> Reading:
-    """Of a host whose monotonic clock is ours plus ``offset`` and whose wall clock is ``wall_error`` wrong;
-    the question takes ``out`` to get there, ``work`` is how long it looks at its clocks."""
-    before, epoch = 5_000_000, 10**18
-    there = ClockSample(before + out + work + offset, epoch + wall_error - offset, work)
-    return Reading.of(before, ClockSample(before, epoch, 0), there, before + out + 2 * work + back)
-
-
-@given(offset=offsets, out=ns, work=st.integers(0, 10**5), back=ns, wall_error=offsets)
-def test_the_bound_holds_whatever_the_wall_clocks_say(offset, out, work, back, wall_error):
-    """What is used as the offset is never further from the true one than the bound; a wall clock is
-    believed exactly where the round trip cannot refute it."""
-    start = reading(offset, out, work, back, wall_error)
-    told = host_clock(start, reading(offset, back, work, out, wall_error))
-    assert abs(told["offset_ns"] - offset) <= told["bound_ns"] <= 2 * (out + back)
-    assert (told["offset_ns"] == offset - wall_error) == (-back <= -wall_error <= out)
-
-
-@given(drift=st.integers(-(10**9), 10**9))
-def test_drift_is_reported_and_widens_the_bound(drift):
-    """A clock that has moved by the end of the run makes the last times as wrong as it moved."""
-    told = host_clock(reading(70, 0, 0, 0, 0), reading(70 + drift, 0, 0, 0, 0))
-    assert told == {"offset_ns": 70, "drift_ns": drift, "bound_ns": abs(drift)}
-
-
-def test_what_is_not_known_of_a_clock_is_not_there():
-    """A host that was lost before the end has no drift and no bound; our own clock has none of either."""
-    assert host_clock(Reading(7, 5, 9), None) == {"offset_ns": 7, "drift_ns": None, "bound_ns": None}
-    assert host_clock(OURS, OURS) == {"offset_ns": 0, "drift_ns": 0, "bound_ns": 0}
-    assert clock_id() == clock_id()
 
 
 def test_without_ray_the_remedy_is_said(monkeypatch):
@@ -145,38 +105,45 @@ def ray_needed(test: Callable[..., None]) -> Any:
 
 
 CLUSTER = """\
-import sys
+import ctypes, sys
 from ray.cluster_utils import Cluster
-head = {"num_cpus": 1, "include_dashboard": False, "temp_dir": sys.argv[1]}
+head = {"num_cpus": 1, "include_dashboard": False}
 cluster = Cluster(initialize_head=True, head_node_args=head)
+apart = sys.platform == "linux" and ctypes.CDLL(None).unshare(0x80) == 0  # CLONE_NEWTIME, for children
+if apart:
+    with open("/proc/self/timens_offsets", "w") as offsets:
+        offsets.write("monotonic 1000 0")
 cluster.add_node(num_cpus=1)
-print("at", cluster.address, flush=True)
+print("at", cluster.address, int(apart), flush=True)
 sys.stdin.readline()
 cluster.shutdown()
 """
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[tuple[str, Callable[[], object]]]:
-    """(address, how to end it) of two nodes of one CPU each. A process of its own holds Ray: what it warns of
-    is not ours."""
+def nodes() -> Iterator[tuple[str, bool, Callable[[], object]]]:
+    """(address, whether apart, how to end it) of two nodes of one CPU each. Apart: the second one's
+    CLOCK_MONOTONIC is 1000 s ahead, as it may be on another host; that takes a privilege. A process of its
+    own holds Ray: what it warns of is not ours."""
     folder = tempfile.mkdtemp(prefix="hr")  # unix sockets live there: a short path
     holder = subprocess.Popen(
-        [sys.executable, "-c", CLUSTER, folder],
+        [sys.executable, "-c", CLUSTER],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": folder},
         text=True,
     )
     with holder:  # at its end, stdin is closed: that ends the cluster
         assert holder.stdout is not None
         lines = (line.split() for line in holder.stdout)
-        yield next(words[1] for words in lines if words[:1] == ["at"]), lambda: holder.communicate(timeout=60)
+        _, address, apart = next(words for words in lines if words[:1] == ["at"])
+        yield address, bool(int(apart)), lambda: holder.communicate(timeout=60)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
-def address(nodes: tuple[str, Callable[[], object]]) -> str:
+def address(nodes: tuple[str, bool, Callable[[], object]], monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(cluster, "is_local", lambda url: False)  # both nodes reach this machine's loopback
     return nodes[0]
 
 
@@ -230,11 +197,11 @@ def _runs(what: str) -> bool:
 
 
 @ray_needed
-def test_two_nodes_fire_what_one_plan_says(tmp_path, address, target, monkeypatch):
-    """Every request has one record, each node its slice; and where the hosts' clocks are not known to be
-    the same, the requests are on time by the clock of each, within the bound that is reported."""
-    monkeypatch.setattr(cluster, "clock_id", lambda: "another host's")
-    monkeypatch.setattr(cluster, "is_local", lambda url: False)
+def test_two_nodes_fire_what_one_plan_says(tmp_path, nodes, address, target, monkeypatch):
+    """Every request has one record, each node its slice; and where hosts have clocks of their own, the
+    requests are on time by the clock of each, within the bound that is reported."""
+    if not nodes[1]:  # the same clock, but the driver does not know
+        monkeypatch.setattr(cluster, "clock_id", lambda: "another host's")
     order = order_of(tmp_path, address)
     load, end = fired(target, order)
     assert (end.lost, end.interrupted, len(end.signals["processes"])) == (None, False, 2)
@@ -245,10 +212,11 @@ def test_two_nodes_fire_what_one_plan_says(tmp_path, address, target, monkeypatc
     assert set(records["outcome"]) == {"completed"}
     assert len((tmp_path / "texts.jsonl").read_text().splitlines()) == 60
     assert len({place["node"] for place in end.facts["placement"]}) == 2
-    (clock,) = end.facts["clock"].values()
-    assert abs(clock["offset_ns"]) <= clock["bound_ns"] < 1e9
-    assert clock["bound_ns"] > 0
-    assert (records["start"] >= records["due"]).all()
+    far = max(end.facts["clock"].values(), key=lambda clock: clock["bound_ns"])
+    assert abs(far["offset_ns"] - (1000e9 if nodes[1] else 0)) <= far["bound_ns"]
+    assert 0 < far["bound_ns"] < 1e9
+    assert all((part["start"] - part["due"] >= 0).all() for part, _ in parts)
+    assert max((part["start"] - part["due"]).median() for part, _ in parts) < 1e9
     assert not anything_left(load)
     assert not any(Path(place["folder"]).exists() for place in load.places)
 
@@ -264,8 +232,7 @@ def test_an_actor_that_is_killed_is_lost_load(tmp_path, address, target):
     assert complete
     assert len(records) == 30
     assert not (tmp_path / "records-1.arrow").exists()
-    (clock,) = end.facts["clock"].values()
-    assert clock == host_clock(OURS, OURS)
+    assert sum(clock["bound_ns"] is not None for clock in end.facts["clock"].values()) == 1
     assert not anything_left(load)
 
 
@@ -290,14 +257,15 @@ def test_a_load_that_cannot_be_placed_is_refused(tmp_path, address, target, monk
     monkeypatch.setattr(cluster, "PLACE_LIMIT_S", 60.0)
     assert "no Ray cluster answers at 127.0.0.1:1" in refusal(order_of(tmp_path, "127.0.0.1:1"))
     monkeypatch.setattr(cluster, "clock_id", lambda: "another host's")
+    monkeypatch.setattr(cluster, "is_local", is_local)
     assert f"cannot reach {target.url}" in refusal(order_of(tmp_path, address))
 
 
 @ray_needed
-def test_a_cluster_that_goes_away_is_lost_load(tmp_path, nodes, target):
+def test_a_cluster_that_goes_away_is_lost_load(tmp_path, nodes, address, target):
     """In the middle of a run: all that had no end is lost, and it is said why. The last of these tests, since
     it takes the cluster away."""
-    address, end_it = nodes
+    _, _, end_it = nodes
     load, end = fired(target, order_of(tmp_path, address, window=60.0), lambda load: end_it())
     assert end.lost is not None
     assert end.lost.count("was lost with its Ray actor") + end.lost.count("speaks to Ray died") == 2

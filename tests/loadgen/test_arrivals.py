@@ -126,6 +126,25 @@ def test_a_conditioned_run_has_its_number_and_ends_on_time() -> None:
     assert len(PoissonConditioned(0.1).due_times(4.0, stream(1, "c"))) == 0
 
 
+@pytest.mark.parametrize(
+    "arrival",
+    [
+        Constant(1e-15),
+        Poisson(1e-15),
+        Gamma(1e-15, 2.0),
+        PoissonConditioned(1e-15, n=10),
+        Ramp(0.0, 1e-15),
+        Sine(1e-15, 0.5, 3.0),
+        Steps((Step(1e-15, 2.0),)),
+    ],
+    ids=repr,
+)
+def test_what_comes_in_a_million_years_is_not_due_now(arrival: Arrival) -> None:
+    """A time that does not fit into 64 bits of ns lies behind the span, never before it."""
+    due = arrival.due_times(11.0, stream(1, "rare"))
+    assert due.tolist() in ([], [0])
+
+
 def test_on_and_off_are_told_apart() -> None:
     """At rate 0 nothing arrives while it is off; fixed durations begin with a full on."""
     due = OnOff(50.0, 2.0, 3.0).due_times(20.0, stream(1, "on"))

@@ -21,6 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from loadgen.books import Books
 from loadgen.clerk import Clerk
 from loadgen.clerk_desk import ClerkDesk
 from loadgen.clock import Clock, run_virtual
@@ -184,13 +185,16 @@ class Case:
     moods: list[str]
     stop: int | None
     hangups: list[tuple[int, int]]
+    lead: int = S
+    """How long before t0 the driver is started; it may be too late."""
 
     def behave(self, shot: int, attempt: int) -> str:
         return self.moods[(3 * shot + attempt) % len(self.moods)]
 
 
 def cases(caps: bool = True) -> st.SearchStrategy[Case]:
-    return st.builds(Case, plans(), rule_sets(caps), MOODS, STOPS, HANGUPS)
+    leads = st.sampled_from([S, 0, -S])
+    return st.builds(Case, plans(), rule_sets(caps), MOODS, STOPS, HANGUPS, leads)
 
 
 @dataclass
@@ -223,10 +227,18 @@ async def fire_inline(case: Case, clock: Clock) -> Fired:
     desk = InlineDesk(
         case.plan.shots, PHASES, renderer, lambda e, _: records.append(e.record), attempts.append
     )
-    target, t0 = Target(clock, case.behave), clock() + S
+    target, t0 = Target(clock, case.behave), clock() + case.lead
     driver = Driver(case.plan.shots, PHASES, desk, renderer.dialect, target, clock, t0, case.rules)
     await _drive(case, driver, clock, t0)
+    assert desk._rendered == {}
+    _nothing_is_kept(desk._books)
     return Fired(case, records, attempts, target, driver, t0, desk.tallies.littles_sum)
+
+
+def _nothing_is_kept(books: Books) -> None:
+    """What was needed for a while is gone with the last request."""
+    assert books.scribe._texts == {}
+    assert books.scribe._opened_in == {}
 
 
 async def fire_with_clerk(case: Case, clock: Clock) -> Fired:
@@ -246,7 +258,7 @@ async def fire_with_clerk(case: Case, clock: Clock) -> Fired:
             clerk = Clerk(LoadJob.of(json.loads(json.dumps(job.as_dict()))), theirs, clock)
             loop.add_reader(theirs.fileno(), clerk.step)
             ticking = asyncio.create_task(_tick(clerk))
-            target, t0 = Target(clock, case.behave), clock() + S
+            target, t0 = Target(clock, case.behave), clock() + case.lead
             driver = Driver(case.plan.shots, PHASES, desk, OpenAIChat("m"), target, clock, t0, case.rules)
             await _drive(case, driver, clock, t0)
             saying = asyncio.create_task(desk.finish())
@@ -258,6 +270,8 @@ async def fire_with_clerk(case: Case, clock: Clock) -> Fired:
             said = await saying
             desk.close()
             assert failures == []
+            assert case.stop is not None or desk._bodies == desk._wanted == {}
+            _nothing_is_kept(clerk._work._books)
         tried = read_list(Path(attempts)) if Path(attempts).exists() else []
         return Fired(case, read_list(Path(records)), tried, target, driver, t0, said["littles_sum"])
 

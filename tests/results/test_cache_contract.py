@@ -192,6 +192,48 @@ def test_a_template_and_a_second_try_are_no_breach(record: Make, run_of: MakeRun
     assert judge(data)["cache"]["contract"]["state"] == "held"
 
 
+def test_users_of_a_closed_loop_share_with_those_who_began_in_their_phase(
+    record: Make, run_of: MakeRun
+) -> None:
+    """The plan knows only the earliest phase of what follows an answer; the nonce is that of the true one.
+    What was never sent brought nothing in."""
+    part = Part("system", 160, "g/0")
+    shots = [
+        Shot(0, "c", "warmup", 0, 0, (part,), 160, 4, due_ns=0),
+        Shot(1, "c", "warmup", 1, 0, (part,), 160, 4, after_ns=0, parent=0, fresh=True),
+        Shot(2, "c", "warmup", 1, 1, (part,), 160, 4, after_ns=0, parent=1),
+        Shot(3, "c", "window", 2, 0, (part,), 160, 4, after_ns=0, parent=2, fresh=True),
+    ]
+    records = [record(i, due_ms=1000 * i, ttft_ms=500, e2e_ms=600, class_="c") for i in range(4)]
+    for one in records:
+        one.n_in_asked = one.n_in = one.prompt_total = 160
+    records[0].phase, records[3].cache_read, records[0].cache_read = "warmup", 160, 0
+    data = replace(run_of(records, cache="cold"), plan=pd.DataFrame(columns_of(shots)))
+    assert judge(data)["cache"]["contract"]["state"] == "held"
+    for late in (1, 2):
+        data.records.loc[late, "outcome"] = "not_sent"
+    assert judge(data)["cache"]["contract"]["state"] == "violated"
+
+
+def test_a_session_keeps_the_phase_that_it_began_in(record: Make, run_of: MakeRun) -> None:
+    """Its later turns, due in the window, have the warm-up's nonce: the window's requests share nothing."""
+    part = Part("system", 160, "g/0")
+    shots = [
+        Shot(0, "c", "warmup", 0, 0, (part,), 160, 4, due_ns=0),
+        Shot(1, "c", "warmup", 0, 1, (part,), 160, 4, after_ns=0, parent=0),
+        Shot(2, "c", "window", 1, 0, (part,), 160, 4, due_ns=2_000_000_000),
+    ]
+    records = [record(i, due_ms=1000 * i, ttft_ms=500, e2e_ms=600, class_="c") for i in range(3)]
+    for one in records:
+        one.n_in_asked = one.n_in = one.prompt_total = 160
+        one.cache_read = 0
+    records[0].phase, records[1].cache_read = "warmup", 160
+    data = replace(run_of(records, cache="cold"), plan=pd.DataFrame(columns_of(shots)))
+    assert judge(data)["cache"]["contract"]["state"] == "held"
+    data.records.loc[2, "cache_read"] = 160
+    assert judge(data)["cache"]["contract"]["state"] == "violated"
+
+
 def test_without_a_plan_only_the_first_requests_tell(record: Make, run_of: MakeRun) -> None:
     """A later one may have read what an earlier one brought in: unverified, never held by silence."""
     records = [record(i, due_ms=100 * i, ttft_ms=500, e2e_ms=600) for i in range(3)]

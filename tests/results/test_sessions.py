@@ -199,3 +199,16 @@ def test_without_a_cost_model_the_quietest_requests_tell(record: Make) -> None:
     assert set(found) == set(range(18))
     assert list(found.values()) == pytest.approx([0.104] * 18)
     assert by_company([record(0, "reset")]) == {}
+
+
+@pytest.mark.parametrize(("why", "hidden"), [("session_ended: request 0 http_error", 4), ("load_ended", 0)])
+def test_what_would_have_opened_after_the_load_hides_behind_no_failure(
+    record: Make, run_of: MakeRun, why: str, hidden: int
+) -> None:
+    """A closed loop's user whose last request failed: the sessions that the load's end keeps away are no
+    turns that the failure kept away."""
+    failed = record(0, "http_error", http_status=500)
+    kept = [record(k, "not_sent", parent=k - 1, due=None, error=why) for k in range(1, 5)]
+    good = [record(k, due_ms=k, ttft_ms=5, e2e_ms=9) for k in range(5, 100)]
+    block = judge(run_of([failed, *kept, *good]))["classes"]["default"]
+    assert block["attainment_for_gates"] == pytest.approx(95 / (96 + hidden))

@@ -112,12 +112,30 @@ def test_every_error_is_reported_at_once_with_its_line() -> None:
             "3: the tag '!!python/object:os.system' does not fit",
         ),
         (("  batch: {rank: 1}", "  all: {}"), "12: classes.all: 'all' cannot name a class"),
+        (("itl: 250ms", "itl: 0s"), "10: classes.chat.slo.itl: a bound must be longer than 0s"),
     ],
 )
 def test_each_mistake_is_named(good: str, change: tuple[str, str], says: str) -> None:
     """A single mistake in a good file gives its line, its key and what to do."""
     assert change[0] in good
     assert any(says in line for line in errors(good.replace(*change))), errors(good.replace(*change))
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("client.retries.on=[200]", "on lists statuses of failed answers, 400 to 599, not 200"),
+        ("client.retries.on=[429, -1]", "on lists statuses of failed answers, 400 to 599, not -1"),
+        ("health.min_class_n=0", "min_class_n must be at least 1, not 0"),
+        ("classes=", "no class 'chat'"),
+        ("target.engine.router.decode_weight=1e-1", "found '1e-1' (YAML takes that for text: write it without quotes"),
+        ("client.retries.max='3'", "found '3' (YAML takes that for text: write it without quotes"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused(good: str, override: str, says: str) -> None:
+    """The message names the key and what it may be."""
+    found = errors(good, override)
+    assert any(says in line for line in found), found
 
 
 def test_a_url_target_refuses_what_needs_the_engine(good: str) -> None:
