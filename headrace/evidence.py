@@ -89,19 +89,24 @@ async def collect(
         truth=truth,
         invariants=[judgement.row() for judgement in check(seen)],
         attribution=attribute_run(folder.path, end.observed, truth, scene.scenario),
-        manifest={
-            **site.facts,
-            **end.facts,
-            "observe_error": end.observe_error,
-            "receive_stamps": end.signals.get("stamp"),
-            "scrape_failures": scraper.failures,
-            "t0_ns": scene.t0,
-        },
+        manifest=_facts(scene, end, scraper),
         interrupted=interrupted,
         target_error=site.died(),
         load_error=end.lost,
         alone=alone_times(scene.scenario, records, folder.judging.virtual),
     )
+
+
+def _facts(scene: Scene, end: LoadEnd, scraper: Scraper) -> dict[str, Any]:
+    """Of target and load, for the manifest."""
+    return {
+        **scene.site.facts,
+        **end.facts,
+        "observe_error": end.observe_error,
+        "receive_stamps": end.signals.get("stamp"),
+        "scrape_failures": scraper.failures,
+        "t0_ns": scene.t0,
+    }
 
 
 async def _truth(site: Site) -> list[dict[str, Any]] | None:

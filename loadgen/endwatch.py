@@ -38,6 +38,11 @@ class EndWatch:
         self._usual = _NEVER
         """How the first event began; events that begin so are not the last one."""
 
+    @property
+    def usual(self) -> bytes | None:
+        """How an event begins that need not be fed at all, as things stand; None if there is no such."""
+        return self._usual if self._open is None and self._event is None and self._usual != _NEVER else None
+
     def feed(self, t: int, chunk: bytes) -> bool:
         """``chunk`` is not empty."""
         if self._open is None and chunk.startswith(self._usual) and chunk.find(b"\n") == len(chunk) - 2:

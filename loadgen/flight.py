@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from loadgen.endwatch import EndWatch, token_in
+from loadgen.lane import Lane
 from loadgen.outcomes import Cut, Limit, is_answer
 from loadgen.plan import Shot
 from loadgen.raw import Closed, Raw
@@ -103,6 +104,13 @@ class Flight:
             self._peek.data(t, chunk)
             if self._peek.tokens() >= self._cancel_at:
                 self._reached(self, t)
+
+    def lane(self) -> Lane | None:
+        """The short way for the reads to come, as things stand."""
+        if self.over or self._watch is None or self._peek is not None:
+            return None
+        usual = self._watch.usual
+        return None if usual is None else Lane(usual, self.raw)
 
     def closed(self, t: int, how: Ending, detail: str) -> None:
         self.disconnected = True

@@ -16,7 +16,7 @@ MAX_HEAD = 65_536
 
 _HEX = frozenset(b"0123456789abcdefABCDEF")
 # Sizes as servers usually write them. A look-up is faster than a strict parse, and every event needs one.
-_SIZES = {digits: size for size in range(1, 4096) for digits in (b"%x" % size, b"%X" % size)}
+CHUNK_SIZES = {digits: size for size in range(1, 4096) for digits in (b"%x" % size, b"%X" % size)}
 
 
 class ProtocolError(ValueError):
@@ -124,19 +124,19 @@ class ChunkScanner:
         self.over = False
         self.broken = ""
         self.surplus = False
-        self._between = True  # the next byte is the first one of a chunk's size
+        self.between = True  # the next byte is the first one of a chunk's size
         self._held = b""  # a line whose end has not come yet
         self._left = 0  # bytes still to come of this chunk, its line end included
         self._trailer = False
 
     def feed(self, data: bytes) -> bytes:
-        if not self._between:
+        if not self.between:
             return self._scan(data, [])
         # Mostly a read is one event, and an event is one chunk.
         body: list[bytes] = []
         at, length = 0, len(data)
         while (end := data.find(b"\r\n", at, at + 8)) > 0:
-            size = _SIZES.get(data[at:end])
+            size = CHUNK_SIZES.get(data[at:end])
             if size is None:
                 break
             after = end + size + 4
@@ -158,7 +158,7 @@ class ChunkScanner:
         except ProtocolError as error:
             self.over, self.broken = True, str(error)
         self.surplus = self.over and at < len(data)
-        self._between = not (self._left or self._held or self._trailer or self.over)
+        self.between = not (self._left or self._held or self._trailer or self.over)
         return b"".join(body)
 
     def _rest(self, data: bytes, at: int, body: list[bytes]) -> int:

@@ -15,7 +15,6 @@ import ssl
 import struct
 import sys
 import time
-from collections.abc import Sequence
 from typing import Protocol
 
 from loadgen.clock import Clock
@@ -28,6 +27,7 @@ SO_TIMESTAMPNS = 35
 """Linux; the socket module has no name for it."""
 
 _TIMESPEC = struct.Struct("@ll")
+_timespec = _TIMESPEC.unpack
 _ANCILLARY = socket.CMSG_SPACE(_TIMESPEC.size)
 _PROBES = 20
 _SEEN_BY_READING = (errno.EPIPE, errno.ECONNRESET, errno.ECONNABORTED)
@@ -160,7 +160,11 @@ class Socket:
             return
         t = self._clock()  # before anything else: this is the time of the read
         if data:
-            self._owner.received(t, data, _kernel_stamp(ancillary) if ancillary else 0)
+            real = 0
+            if ancillary:  # nothing else was asked for, so the one message is the stamp
+                seconds, ns = _timespec(ancillary[0][2])
+                real = seconds * 1_000_000_000 + ns
+            self._owner.received(t, data, real)
         else:
             self._lose(self._broken)
 
@@ -289,9 +293,3 @@ def named(error: Exception) -> str:
         return f"{type(error).__name__}: {text}"
     name = errno.errorcode.get(error.errno or 0, type(error).__name__)
     return f"{name}: {error.strerror or error}"
-
-
-def _kernel_stamp(ancillary: Sequence[tuple[int, int, bytes]]) -> int:
-    """Nothing else was asked for, so the one message is the stamp."""
-    seconds, ns = _TIMESPEC.unpack(ancillary[0][2])
-    return int(seconds) * 1_000_000_000 + int(ns)

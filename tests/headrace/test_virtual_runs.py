@@ -74,6 +74,14 @@ def test_the_quickstart_passes(quickstart: Outcome) -> None:
     assert rows["H9"]["value"] == rows["H10"]["value"] == 0
 
 
+@pytest.mark.parametrize("name", ["closed-loop", "length-matrix", "hang-ups"])
+def test_shipped_scenarios_pass(name: str, tmp_path: Path) -> None:
+    """Exit 0: what is shipped holds on its own target, its cache contract too."""
+    outcome = run(Path(name), tmp_path / "run")
+    assert (outcome.last_line["verdict"], outcome.last_line["exit"]) == ("pass", 0)
+    assert outcome.summary["cache"]["contract"]["state"] == "held"
+
+
 @pytest.mark.parametrize("name", ["quickstart", "reset"])
 def test_every_prompt_token_is_in_one_bucket(name: str, request: pytest.FixtureRequest) -> None:
     """Each ledger sums to its prompt; what a miss missed is what stands behind read; the roll-up is the

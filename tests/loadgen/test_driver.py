@@ -18,8 +18,8 @@ from loadgen.clock import Clock, run_virtual
 from loadgen.desk import InlineDesk
 from loadgen.driver import Driver
 from loadgen.plan import Load, Part, Phases, Plan, PlannedCancel, Shot
-from loadgen.render import Renderer
 from loadgen.progress import Heard
+from loadgen.render import Renderer
 from loadgen.rules import Cap, Retries, Rules, Timeouts
 from loadgen.targets import OpenAIChat
 from loadgen.text import Prompter, TextMaker
@@ -117,7 +117,7 @@ def fire(
     plan: Plan,
     script: Callable[[int], list[Step]] = lambda shot: answer(),
     during: Callable[[Driver, Clock], Any] | None = None,
-    rules: Rules = Rules(),
+    rules: Rules = Rules(),  # noqa: B008  frozen
     slice: int | None = None,
 ) -> Fired:
     """Fire a plan on the virtual loop; ``during`` is a coroutine function that runs beside it."""

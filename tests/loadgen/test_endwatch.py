@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -21,7 +22,7 @@ def token(text: str) -> bytes:
 def ended_at(stream: bytes, cuts: list[int]) -> int | None:
     """Offset up to which a cut stream had been fed when the watch said that it is over."""
     watch, edges = EndWatch(CHAT), sorted({0, len(stream), *(c % len(stream) for c in cuts)})
-    for begin, end in zip(edges, edges[1:], strict=False):
+    for begin, end in pairwise(edges):
         if watch.feed(0, stream[begin:end]):
             return end
     return None

@@ -204,7 +204,7 @@ def test_users_of_a_closed_loop_share_with_those_who_began_in_their_phase(
         Shot(2, "c", "warmup", 1, 1, (part,), 160, 4, after_ns=0, parent=1),
         Shot(3, "c", "window", 2, 0, (part,), 160, 4, after_ns=0, parent=2, fresh=True),
     ]
-    records = [record(i, due_ms=1000 * i, ttft_ms=500, e2e_ms=600, class_="c") for i in range(4)]
+    records = [record(i, due_ms=1000 * i - 500, ttft_ms=500, e2e_ms=600, class_="c") for i in range(4)]
     for one in records:
         one.n_in_asked = one.n_in = one.prompt_total = 160
     records[0].phase, records[3].cache_read, records[0].cache_read = "warmup", 160, 0
@@ -223,7 +223,7 @@ def test_a_session_keeps_the_phase_that_it_began_in(record: Make, run_of: MakeRu
         Shot(1, "c", "warmup", 0, 1, (part,), 160, 4, after_ns=0, parent=0),
         Shot(2, "c", "window", 1, 0, (part,), 160, 4, due_ns=2_000_000_000),
     ]
-    records = [record(i, due_ms=1000 * i, ttft_ms=500, e2e_ms=600, class_="c") for i in range(3)]
+    records = [record(i, due_ms=1000 * i - 500, ttft_ms=500, e2e_ms=600, class_="c") for i in range(3)]
     for one in records:
         one.n_in_asked = one.n_in = one.prompt_total = 160
         one.cache_read = 0

@@ -1,0 +1,110 @@
+"""The short way of a read leads to the same raw exchange as the long one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadgen.connection import Connection, Exchange
+from loadgen.flight import Flight
+from loadgen.lane import Lane
+from loadgen.plan import PlannedCancel, Shot
+from loadgen.raw import Raw
+from loadgen.route import Route
+from loadgen.sockets import Channel
+from loadgen.targets import OpenAIChat
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+SHOT = Shot(0, "chat", "window", 0, 0, (), 8, 50, due_ns=0)
+
+
+class Wire:
+    """A channel that goes nowhere, and the pool that it belongs to."""
+
+    def dial(self, connection: Connection, route: Route) -> Channel:
+        return self
+
+    def released(self, connection: Connection) -> None: ...
+    def lost(self, connection: Connection) -> None: ...
+    def write(self, data: bytes) -> None: ...
+    def look(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def event(text: str, end: str) -> bytes:
+    delta = {"id": "chatcmpl-1", "choices": [{"index": 0, "delta": {"content": text}}]}
+    return f"data: {json.dumps(delta)}{end}{end}".encode()
+
+
+def chunk(body: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(body), body)
+
+
+def seen(reads: list[bytes], short: bool, shot: Shot = SHOT) -> tuple[Raw, list[int], int]:
+    """What a flight saw of an answer, when it ended, and how many reads the short way took."""
+    ends: list[int] = []
+    flight = Flight(shot, 1, (0, 0, 0), OpenAIChat("m"), True, lambda _, t: ends.append(t), lambda _, t: None)
+    wire, taken = Wire(), 0
+    connection = Connection(wire, lambda: 0, Exchange(b"", flight, lambda: 0))
+    connection.dial(Route.literal("127.0.0.1", 1))  # type: ignore[arg-type]
+    connection.opened(0)
+    for t, read in enumerate(reads, 1):
+        if not short:
+            connection._lane = None
+        before = connection._lane
+        connection.received(t, read, t)
+        taken += before is not None and connection._lane is before
+    return flight.raw, ends, taken
+
+
+def cut(stream: bytes, cuts: list[int]) -> list[bytes]:
+    edges = sorted({0, len(stream), *(at % (len(stream) + 1) for at in cuts)})
+    return [stream[a:b] for a, b in pairwise(edges)]
+
+
+TEXTS = st.lists(st.text(max_size=300), min_size=1, max_size=12)
+
+
+@given(TEXTS, st.sampled_from(["\n", "\r\n"]), st.lists(st.integers(0, 9999), max_size=6), st.booleans())
+def test_both_ways_see_the_same(texts: list[str], end: str, cuts: list[int], whole: bool) -> None:
+    """Any events, line ends and cuts; also several events in a chunk, and text that looks like framing."""
+    texts = [*texts, "[DONE]", "data: [DONE]\n\n", "a3\r\ndata: x\n\n\r\n"]
+    events = [event(text, end) for text in texts]
+    body = b"".join(events) if whole else b""
+    stream = HEAD + (chunk(body) if whole else b"".join(map(chunk, events)))
+    stream += chunk(f"data: [DONE]{end}{end}".encode()) + b"0\r\n\r\n"
+    reads = (
+        cut(stream, cuts) if cuts else [HEAD, *map(chunk, events), chunk(b"data: [DONE]\n\n"), b"0\r\n\r\n"]
+    )
+    assert seen(reads, True)[:2] == seen(reads, False)[:2]
+
+
+def test_reads_of_the_usual_kind_take_the_short_way() -> None:
+    """One event, one chunk, one read: all but the first; sizes of two and three digits."""
+    events = [chunk(event("x" * n, "\n")) for n in (1, 5, 80, 200, 400, 3)]
+    raw, ends, taken = seen([HEAD, *events, chunk(b"data: [DONE]\n\n")], True)
+    assert taken == 5
+    assert ends == [8]
+    assert raw.users == list(range(2, 9))
+
+
+def test_a_wrong_size_is_no_usual_read() -> None:
+    """Framing that does not fit is the scanner's business."""
+    lane, body = Lane(b'data: {"id": "ch', raw := Raw()), event("hello", "\n")
+    for size in (len(body) - 1, len(body) + 1):
+        assert not lane.take(1, b"%x\r\n%s\r\n" % (size, body), 0)
+    assert not lane.take(1, b"", 0)
+    assert not lane.take(1, b"\r", 0)
+    assert lane.take(1, chunk(body), 7)
+    assert (raw.users, raw.reals, raw.chunks) == ([1], [7], [body])
+
+
+def test_an_answer_that_is_to_be_cancelled_at_a_token_goes_the_long_way() -> None:
+    """Its tokens are counted as they come."""
+    shot = replace(SHOT, cancel=PlannedCancel("decode", 3))
+    events = [chunk(event("x", "\n")) for _ in range(6)]
+    assert seen([HEAD, *events], True, shot)[2] == 0
