@@ -61,9 +61,8 @@ class Kind:
         step = self.per_read
         reads = [b"".join(events[k : k + step]) for k in range(0, tokens, step)] + self.end
         times = [1_000_000 * (k + 2) for k in range(len(reads))]
-        return Raw(
-            conn=0, sent=0, headers_at=1_000_000, status=200, users=times, chunks=reads, ending="complete"
-        )
+        joined = Raw.joined(times, [0] * len(reads), reads)
+        return Raw(conn=0, sent=0, headers_at=1_000_000, status=200, reads=joined, ending="complete")
 
 
 def response(k: int, text: str) -> bytes:

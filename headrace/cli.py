@@ -113,7 +113,7 @@ def plan(
     from headrace.prepare import describe_plan, load_scenario, make_plan
 
     loaded = load_scenario(scenario, tuple(set_ or ()), virtual=virtual)
-    described = describe_plan(loaded, make_plan(loaded))
+    described = describe_plan(loaded, make_plan(loaded), virtual=virtual)
     console.show_json(described) if as_json else console.show_plan(described)
 
 

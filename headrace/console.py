@@ -228,12 +228,20 @@ def show_tables(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
 
 
 def show_plan(described: Mapping[str, Any]) -> None:
-    say(f"{described['question']}\nplan {described['digest']} · seed {described['seed']}")
+    if described["question"]:
+        say(described["question"])
+    say(f"plan {described['digest']} · seed {described['seed']}")
     rows: Sequence[Mapping[str, Any]] = described["classes"]
     table = Table(*rows[0].keys(), box=None, pad_edge=False) if rows else Table()
     for row in rows:
         table.add_row(*("–" if value is None else f"{value}" for value in row.values()))
     out.print(table)
+    for name, reason in described["reasons"].items():
+        say(f"– of {name}: {reason}")
+    for trace in described["traces"]:
+        say(f"class {trace['class']} replays {trace['type']} {trace['file']}")
+        for line in trace["says"]:
+            say(f"  {line}")
     for line in described["warnings"]:
         out.print(Text("warning: ", style="yellow"), line, sep="", highlight=False)
 

@@ -13,17 +13,18 @@ from urllib.parse import urlsplit
 from engine.model import ModelError
 from engine.model.loader import max_positions, resolve
 from faults.conductor import edit
+from headrace.alone import SIMULATED, idle_cost
 from headrace.errors import UsageFailed
 from loadgen.arrivals import Concurrency
-from loadgen.demand import demand, planned_arrivals
+from loadgen.demand import Alone, demand, planned_arrivals
 from loadgen.foresight import Problem, foresee, in_flight_bounds
 from loadgen.plan import Plan
 from loadgen.text import Unit
 from loadgen.vocabulary import vocabulary_of
 from results.gates import parse_gates, planned_warnings
 from results.judging import Judging
+from scenarios import checks, parts, traces
 from scenarios import load as files
-from scenarios import parts
 from scenarios.schema import EngineTarget, Scenario, UrlTarget
 
 SECOND = 1_000_000_000
@@ -53,6 +54,8 @@ def load_scenario(
     except files.ScenarioError as error:
         raise UsageFailed(f"{path} cannot be run:", *(f"  {line}" for line in error.errors)) from error
     if seed is not None:
+        if not 0 <= seed < checks.SEEDS:
+            raise UsageFailed(f"--seed {seed}: a seed is 0 or more, and below 2^63")
         return replace(scenario, seed=seed)
     return scenario if scenario.seed is not None else replace(scenario, seed=secrets.randbelow(2**31))
 
@@ -70,6 +73,16 @@ def _own_limit(scenario: Scenario) -> int | None:
 def shipped() -> dict[str, str]:
     """The shipped scenarios: the question that each answers, by name."""
     return {name: files.load(path).question for name, path in files.shipped().items()}
+
+
+def refuse_empty(plan: Plan) -> None:
+    """Raises UsageFailed for a plan that sends nothing at all."""
+    if not plan.shots:
+        span = plan.phases.load_ns / SECOND
+        raise UsageFailed(
+            f"nothing would be sent: no request is due in the {span:g} s of load",
+            "Raise a rate, or make the window longer.",
+        )
 
 
 def seed_of(scenario: Scenario) -> int:
@@ -108,10 +121,19 @@ def judging_of(
         own_engine=isinstance(scenario.target, EngineTarget),
         timeouts=asdict(scenario.timeouts),
         limits=scenario.health.limits(),
-        demand={name: asdict(row) for name, row in demand(plan).items()},
+        demand={name: asdict(row) for name, row in demand(plan, _idle(scenario, virtual)).items()},
         strict=strict,
         allow_inconclusive=allow_inconclusive,
     )
+
+
+def _idle(scenario: Scenario, virtual: bool) -> Alone | None:
+    """How long the idle target takes, where that is known before the run: from the cost model."""
+    target = scenario.target
+    if not isinstance(target, EngineTarget) or not (virtual or target.engine.model == SIMULATED):
+        return None
+    cost = idle_cost(target)
+    return lambda shot, hit: cost.seconds(shot.n_in_asked, hit, shot.n_out_asked)
 
 
 def foreseen(scenario: Scenario, plan: Plan) -> list[Problem]:
@@ -136,9 +158,10 @@ def is_local(url: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
-def describe_plan(scenario: Scenario, plan: Plan) -> dict[str, Any]:
-    """What ``bench plan`` shows: the digest, a row of demand for each class, and warnings."""
-    wants = demand(plan)
+def describe_plan(scenario: Scenario, plan: Plan, *, virtual: bool = False) -> dict[str, Any]:
+    """What ``bench plan`` shows: the digest, a row of demand for each class, how traces are replayed, and
+    warnings."""
+    wants = demand(plan, _idle(scenario, virtual))
     rows = [
         {
             "class": name,
@@ -149,18 +172,20 @@ def describe_plan(scenario: Scenario, plan: Plan) -> dict[str, Any]:
             "prefill tokens/s": _rounded(want.prefill_tokens_s, 1),
             "uncached tokens/s": _rounded(want.uncached_tokens_s, 1),
             "decode tokens/s": _rounded(want.decode_tokens_s, 1),
+            "KV tokens held": _rounded(want.kv_tokens_mean, 0),
         }
         for name, want in wants.items()
     ]
-    judging = judging_of(scenario, plan, virtual=False, strict=False, allow_inconclusive=False)
     return {
         "scenario": scenario.name,
         "question": scenario.question,
         "seed": plan.seed,
         "digest": plan.digest,
         "classes": rows,
+        "reasons": {name: want.reason for name, want in wants.items() if want.reason is not None},
         "arrivals": {name: asdict(facts) for name, facts in planned_arrivals(plan).items()},
-        "warnings": [*warnings_of(judging), *(problem.text for problem in foreseen(scenario, plan))],
+        "traces": traces.facts(scenario),
+        "warnings": [*warnings_of(scenario, plan), *(problem.text for problem in foreseen(scenario, plan))],
     }
 
 
@@ -168,10 +193,14 @@ def _rounded(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
 
 
-def warnings_of(judging: Judging) -> list[str]:
-    """Gates that the planned number of requests cannot decide (MEASUREMENT C33)."""
+def warnings_of(scenario: Scenario, plan: Plan) -> list[str]:
+    """Classes of which nothing is due in the window, and gates that the planned number of requests cannot
+    decide (MEASUREMENT C33)."""
+    judging = judging_of(scenario, plan, virtual=False, strict=False, allow_inconclusive=False)
     planned = {name: goal.planned or 0 for name, goal in judging.classes.items()}
-    return planned_warnings(parse_gates(judging), planned)
+    reached = {shot.class_ for shot in plan.shots if shot.phase == "window" or shot.due_ns is None}
+    idle = [f"class {name!r}: no request is due in the window" for name in planned if name not in reached]
+    return [*idle, *planned_warnings(parse_gates(judging), planned)]
 
 
 def text_unit(scenario: Scenario) -> Unit:

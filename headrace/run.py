@@ -23,7 +23,7 @@ from headrace.live import limit_of, live_site, preflight, target_override, with_
 from headrace.manifest import manifest
 from headrace.site import LEAD_NS, Load, LoadOrder, Site
 from headrace.verdict import Outcome, conclude
-from headrace.virtual import virtual_site
+from headrace.virtual import refuse_url, virtual_site
 from headrace.watching import Watcher
 from loadgen.clock import Clock, monotonic, run_virtual, sleep_until
 from loadgen.plan import Plan
@@ -57,6 +57,8 @@ def run_scenario(path: Path, options: Options, view: View) -> Outcome:
     if options.target is not None:
         overrides = (*overrides, target_override(options.target))
     scenario = prepare.load_scenario(path, overrides, virtual=options.virtual, seed=options.seed)
+    if options.virtual:
+        refuse_url(scenario)
     if options.target is not None:  # only now: a broken scenario is said before anybody is asked
         assert isinstance(scenario.target, UrlTarget), "overridden"
         scenario = replace(scenario, target=with_first_model(scenario.target))
@@ -83,6 +85,9 @@ async def run(scenario: Scenario, options: Options, clock: Clock, view: View) ->
     if not options.virtual:
         await preflight(scenario)
     plan = prepare.make_plan(scenario)
+    prepare.refuse_empty(plan)
+    for text in prepare.warnings_of(scenario, plan):
+        view.note(f"warning: {text}")
     if not options.virtual and scenario.client.launcher == "local":
         _foresee(scenario, plan, view)
     with _folder(scenario, plan, options) as folder:

@@ -47,11 +47,16 @@ SALT = 0x5EED_0F_71E1D
 """Of observed hashes. A fixed one: a virtual run holds no text of anybody's, and must repeat."""
 
 
+def refuse_url(scenario: Scenario) -> None:
+    """Raises UsageFailed for a target that cannot be simulated."""
+    if not isinstance(scenario.target, EngineTarget):
+        raise UsageFailed("--virtual needs a scenario with `target: {engine: ..}`: a URL has no virtual time")
+
+
 @asynccontextmanager
 async def virtual_site(scenario: Scenario, clock: Clock) -> AsyncIterator[VirtualSite]:
     """Start the scenario's engine in this process, and wait until all its workers are in rotation."""
-    if not isinstance(scenario.target, EngineTarget):
-        raise UsageFailed("--virtual needs a scenario with `target: {engine: ..}`: a URL has no virtual time")
+    refuse_url(scenario)
     config = with_kv_blocks(replace(engine_config(scenario), model=MODEL))
     pool = InprocPool(config, clock, lambda worker: load_runner(config, worker))
     fleet = Fleet(config, pool, clock, Identity(**identity(config)))

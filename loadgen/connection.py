@@ -7,7 +7,6 @@ from typing import Protocol
 
 from loadgen.clock import Clock
 from loadgen.http1 import ChunkScanner, Framing, ResponseParser
-from loadgen.lane import Lane
 from loadgen.route import Route
 from loadgen.sockets import Channel, named
 from loadgen.transport import Ending, Sink
@@ -94,7 +93,6 @@ class Connection:
         self._sink: Sink | None = None
         self._parser = ResponseParser()
         self._framing: Framing | None = None
-        self._lane: Lane | None = None
         self._keep_alive = self._unsent = self._new = self._closed = False
 
     def dial(self, route: Route) -> None:
@@ -108,7 +106,7 @@ class Connection:
         exchange.connection = self
         self._claim = None
         self._exchange, self._sink, self._new = exchange, exchange.sink, new
-        self._parser, self._framing, self._lane, self._unsent = ResponseParser(), None, None, True
+        self._parser, self._framing, self._unsent = ResponseParser(), None, True
         payload, exchange.payload = exchange.payload, b""
         self._channel.write(payload)
 
@@ -139,9 +137,6 @@ class Connection:
         self._claim.granted(self, t, True)
 
     def received(self, t: int, data: bytes, real: int) -> None:
-        lane = self._lane
-        if lane is not None and lane.take(t, data, real):
-            return
         framing, sink = self._framing, self._sink
         if framing is None or sink is None:
             self._first(t, data, real)
@@ -171,9 +166,11 @@ class Connection:
     # --- inside
 
     def _choose_lane(self, framing: Framing, sink: Sink) -> None:
+        """The next reads may take the short way, if the sink has one and everything is between two events."""
         lane_of = getattr(sink, "lane", None)
         between = isinstance(framing, ChunkScanner) and framing.between
-        self._lane = lane_of() if lane_of is not None and between and self._exchange is not None else None
+        if self._channel is not None and self._exchange is not None and lane_of is not None:
+            self._channel.lane = lane_of() if between else None
 
     def _first(self, t: int, data: bytes, real: int) -> None:
         """A read before the end of the head, or one that nobody asked for."""
@@ -196,7 +193,9 @@ class Connection:
         exchange = self._exchange
         if exchange is None:
             return
-        self._exchange = self._sink = self._framing = self._lane = None
+        self._exchange = self._sink = self._framing = None
+        if self._channel is not None:
+            self._channel.lane = None
         reusable = self._keep_alive and not broken and not self._parser.surplus and not self._unsent
         if not reusable:
             self._let_go()
@@ -225,7 +224,7 @@ class Connection:
         if self._closed:
             return False
         self._closed = True
-        self._exchange = self._sink = self._framing = self._lane = self._claim = None
+        self._exchange = self._sink = self._framing = self._claim = None
         if self._channel is not None:
             self._channel.close()
         self._pool.lost(self)

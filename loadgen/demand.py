@@ -13,8 +13,8 @@ from loadgen.prefixes import Prefixes
 from results.stats import arrival_law
 from results.stats.arrival_law import ArrivalFacts
 
-Alone = Callable[[Shot], float]
-"""Seconds that a request takes on the idle target."""
+Alone = Callable[[Shot, int], float]
+"""Seconds that a request takes on the idle target, with so many prompt tokens in its cache."""
 
 CLOSED_LOOP = "closed loop: how often its users ask depends on the answers"
 
@@ -55,7 +55,7 @@ def demand(plan: Plan, alone: Alone | None = None) -> dict[str, Demand]:
         total.decoded += shot.n_out_asked
         total.closed |= shot.fresh
         if alone is not None:
-            total.kv_token_s += alone(shot) * (shot.n_in_asked + shot.n_out_asked / 2)
+            total.kv_token_s += alone(shot, hit) * (shot.n_in_asked + shot.n_out_asked / 2)
     span = plan.phases.load_ns / 1e9
     return {name: _demand(total, span, alone is not None) for name, total in sorted(sums.items())}
 

@@ -93,10 +93,7 @@ class Flight:
     def data(self, t: int, chunk: bytes, real: int = 0) -> None:
         if self.over:
             return
-        raw = self.raw
-        raw.users.append(t)
-        raw.reals.append(real)
-        raw.chunks.append(chunk)
+        self.raw.reads += (t, real, chunk)
         watch = self._watch
         if watch is not None and watch.feed(t, chunk):
             self._ended(self, t)

@@ -61,6 +61,7 @@ class Splitter:
 def pack_closed(closed: Closed) -> Frame:
     """An ended attempt, its reads joined."""
     raw = closed.raw
+    chunks = raw.chunks
     return (
         "closed",
         (closed.shot, closed.due, closed.dequeued, closed.start, closed.closed),
@@ -72,8 +73,8 @@ def pack_closed(closed: Closed) -> Frame:
         raw.detail,
         array("q", raw.users).tobytes(),
         array("q", raw.reals).tobytes(),
-        array("I", map(len, raw.chunks)).tobytes(),
-        b"".join(raw.chunks),
+        array("I", map(len, chunks)).tobytes(),
+        b"".join(chunks),
     )
 
 
@@ -90,7 +91,7 @@ def unpack_closed(frame: Frame) -> Closed:
     shot, due, dequeued, start, closed = times
     attempt, cap_wait, last = tries
     raw = Raw(conn, conn_new, sent, headers_at, headers_real, status, headers)
-    raw.users, raw.reals, raw.chunks = _ints(users, "q"), _ints(reals, "q"), _cut(body, sizes)
+    raw.reads = Raw.joined(_ints(users, "q"), _ints(reals, "q"), _cut(body, sizes))
     raw.ending, raw.detail = ending, detail
     why = None if cut is None else Cut(*cut)
     return Closed(shot, due, dequeued, start, closed, raw, why, attempt, cap_wait, last)

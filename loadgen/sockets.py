@@ -18,6 +18,7 @@ import time
 from typing import Protocol
 
 from loadgen.clock import Clock
+from loadgen.lane import Lane
 from loadgen.readiness import READ, WRITE, make_watch
 from loadgen.route import Endpoint, Route, connect_error
 
@@ -51,7 +52,9 @@ class Owner(Protocol):
 
 class Channel(Protocol):
     """A connection to be, then one, bare or in TLS. Its owner is told from the event loop only, except of
-    what `write` could hand over at once and of what `look` finds."""
+    what `write` could hand over at once and of what `look` finds. What its ``lane`` takes is not told."""
+
+    lane: Lane | None
 
     def write(self, data: bytes) -> None:
         """Once it is open. What the kernel does not take now follows when it does."""
@@ -111,8 +114,27 @@ class Sockets:
 class Socket:
     """The Channel over plain TCP; begins to connect at once."""
 
+    __slots__ = (
+        "_at",
+        "_broken",
+        "_clock",
+        "_closed",
+        "_connected",
+        "_failures",
+        "_gather",
+        "_left",
+        "_owner",
+        "_route",
+        "_sock",
+        "_sockets",
+        "_unsent",
+        "_watch",
+        "lane",
+    )
+
     def __init__(self, sockets: Sockets, route: Route, owner: Owner, gather: bool = True) -> None:
         """``gather``: its reads may wait a little for others; if not, see `settle`."""
+        self.lane: Lane | None = None
         self._sockets, self._route, self._owner, self._gather = sockets, route, owner, gather
         self._clock, self._watch = sockets.clock, sockets.watch
         self._left = list(route.endpoints)
@@ -164,7 +186,9 @@ class Socket:
             if ancillary:  # nothing else was asked for, so the one message is the stamp
                 seconds, ns = _timespec(ancillary[0][2])
                 real = seconds * 1_000_000_000 + ns
-            self._owner.received(t, data, real)
+            lane = self.lane
+            if lane is None or not lane.take(t, data, real):
+                self._owner.received(t, data, real)
         else:
             self._lose(self._broken)
 

@@ -9,6 +9,7 @@ import asyncio
 import ssl
 from contextlib import suppress
 
+from loadgen.lane import Lane
 from loadgen.route import Route
 from loadgen.sockets import Owner, Socket, Sockets
 
@@ -30,6 +31,7 @@ class TlsSocket:
         self, sockets: Sockets, route: Route, owner: Owner, context: ssl.SSLContext, host: str
     ) -> None:
         """``host``: the name that the target's certificate must bear."""
+        self.lane: Lane | None = None
         self._owner, self._clock = owner, sockets.clock
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._in, self._out, server_hostname=host)
@@ -67,7 +69,7 @@ class TlsSocket:
             return
         text, end = self._plaintext()
         self._flush()  # TLS has things of its own to say, if only an alert
-        if text:
+        if text and (self.lane is None or not self.lane.take(t, text, real)):
             self._owner.received(t, text, real)
         if end is not None and not self._over:
             self.close()

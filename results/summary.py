@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -74,7 +76,15 @@ def judge(data: RunData, judging: Judging | None = None) -> dict[str, Any]:
     }
     if engine is not None:
         summary["engine"] = engine
+    if traces := data.manifest.get("traces"):
+        summary["replays"] = [_replay(trace) for trace in traces]
     return _ordered(summary)
+
+
+def _replay(trace: Mapping[str, Any]) -> dict[str, Any]:
+    """How a trace was replayed; where its file lies is the machine's, and stays in the manifest."""
+    about = {key: trace[key] for key in ("class", "type", "says")}
+    return about | {"file": PurePath(trace["file"]).name}
 
 
 def _about(judging: Judging) -> dict[str, Any]:

@@ -33,7 +33,8 @@ Found = Iterator[tuple[tuple[str | int, ...], str]]
 _WHOLE_ANSWER_SLOS = {"e2e", "e2e_sched"}
 _NAME = re.compile(r"[A-Za-z_][\w-]*")
 _RESERVED = ("all", "steady")
-_SEEDS = 2**63
+SEEDS = 2**63
+"""A seed is below."""
 _LOWEST_RANK = 255
 _MOST_WORKERS = 1024
 _MOST_SESSIONS = 5_000_000
@@ -87,7 +88,7 @@ def sense(scenario: Scenario, context: int | None = None) -> Found:
         yield ("phases", "window"), "the window is what is judged: it must be longer than 0s"
     if not scenario.load:
         yield ("load",), "nothing is sent: give at least one load"
-    if scenario.seed is not None and not 0 <= scenario.seed < _SEEDS:
+    if scenario.seed is not None and not 0 <= scenario.seed < SEEDS:
         yield ("seed",), "a seed is 0 or more, and below 2^63"
     for key, limit in asdict(scenario.timeouts).items():
         if limit <= 0:

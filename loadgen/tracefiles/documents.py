@@ -85,7 +85,7 @@ def whole(json_: StrictJson, text: str, say: Say) -> dict[str, Any] | None:
     try:
         value, end, faults = json_.decode(text, start)
     except Broken as error:
-        say(f"not JSON: {error} at character {error.at + 1}")
+        say(f"not JSON: {str(error).removesuffix(' at')} at character {error.at + 1}")
         return None
     if _after_space(text, end) != len(text):
         say(f"not JSON: more after its end at character {end + 1}")

@@ -73,6 +73,7 @@ def _texts(data: RunData, summary: Mapping[str, Any]) -> dict[str, Any]:
         "invariants": words.invariant_words(summary),
         "top": _top(summary),
         "cache_words": words.cache_words(summary),
+        "replays": words.replay_words(summary),
         "engine": _engine(summary),
     }
 

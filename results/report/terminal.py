@@ -27,6 +27,7 @@ def show(summary: Mapping[str, Any], console: Console) -> None:
     show_classes(summary, console)
     show_faults(summary, console)
     show_causes(summary, console)
+    show_cache(summary, console)
     show_findings(summary, console)
     show_verdict(summary, console)
 
@@ -95,6 +96,8 @@ def show_classes(summary: Mapping[str, Any], console: Console) -> None:
     for name, block in words.by_rank(summary, total=True).items():
         table.add_row(escape(words.class_name(name, block)), *_class_cells(block, wide))
     console.print(table, highlight=False)
+    for said in words.replay_words(summary):
+        console.print(f"[dim]{escape(said)}[/]", highlight=False)
 
 
 def _class_cells(block: dict[str, Any], wide: bool) -> list[str]:
@@ -154,6 +157,10 @@ def show_causes(summary: Mapping[str, Any], console: Console) -> None:
         began = _began(worst) if worst else "requests that missed more for another cause"
         table.add_row(cause, f"{n:,.0f}", escape(began) if n else "")
     console.print(table, highlight=False)
+
+
+def show_cache(summary: Mapping[str, Any], console: Console) -> None:
+    """What was read from cache, and whether it was as declared."""
     console.print(f"[dim]{escape(words.cache_words(summary))}[/]", highlight=False)
 
 

@@ -266,9 +266,19 @@ def cache_words(summary: Mapping[str, Any]) -> str:
     hit = cache["hits"]["hit_token_weighted"]
     contract = cache["contract"]
     words = [f"cache contract: {contract['declared']}, {contract['state']}"]
+    if contract["state"] != "held":
+        words[0] += f" ({contract['reason']})"
     if hit is not None:
         words.insert(0, f"{percent(hit)} of the prompt tokens were read from cache")
     return "; ".join(words) + "."
+
+
+def replay_words(summary: Mapping[str, Any]) -> list[str]:
+    """One paragraph on how each trace was replayed."""
+    return [
+        f"{trace['class']} replays {trace['type']} {trace['file']}. {' '.join(trace['says'])}"
+        for trace in summary.get("replays", ())
+    ]
 
 
 def invariant_words(summary: Mapping[str, Any]) -> str:

@@ -105,7 +105,7 @@ def records_of(to: LoadJob) -> list[Record]:
 def answered(shot: int, at: int = 0, body: bytes = ANSWER, **changes: Any) -> Closed:
     """Over at T0 + ``at``, 10 ms after it was sent; its last read 1 ms before that."""
     t = T0 + at
-    raw = Raw(t - 10 * MS, False, t - 10 * MS, t - MS, 0, 200, {}, [t - MS], [0], [body], "complete")
+    raw = Raw(t - 10 * MS, False, t - 10 * MS, t - MS, 0, 200, {}, [t - MS, 0, body], "complete")
     return Closed(shot, t - 10 * MS, t - 10 * MS, t - 10 * MS, t, **{"raw": raw, **changes})
 
 
@@ -174,7 +174,7 @@ def test_a_later_turn_is_due_by_the_kernels_stamp(tmp_path: Path) -> None:
     with load_process(job(tmp_path, shot(0), later(1, 0))) as process:
         process.says(("t0", T0), clock(T0, offset=7 * S))
         late = answered(0, 50 * MS)
-        late.raw.reals[0] = late.raw.users[0] + 7 * S - 20 * MS
+        late.raw.reads[1] = late.raw.users[0] + 7 * S - 20 * MS
         _, told = process.says(pack_closed(late))
         assert told[4] == pytest.approx(T0 + 29 * MS, abs=50_000)
 

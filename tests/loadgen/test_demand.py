@@ -23,7 +23,7 @@ def test_demand_counts_what_a_perfect_cache_would_save() -> None:
     """C44: prefill, uncached, decode tokens per second, by class, from the plan alone."""
     load = Load("c", Constant(1.0), Sessions(2, 100, 10, 20, 1.0))
     phases = Phases(window=10.0)
-    found = demand(Plan.make([load], phases, 1), alone=lambda s: 0.5)["c"]
+    found = demand(Plan.make([load], phases, 1), alone=lambda shot, hit: 0.5)["c"]
     assert found.requests_s == 2.0
     assert found.prefill_tokens_s == 110 + 140
     # First turns after the very first hit the shared system prompt, second turns all but their own question.

@@ -42,7 +42,7 @@ def understood(
 ) -> Exchange:
     """The exchange whose k-th read came k ms after its send."""
     raw = Raw(conn=0, sent=0, headers_at=0, status=status, headers=headers, ending=ending)
-    raw.chunks, raw.users = reads, [(k + 1) * MS for k in range(len(reads))]
+    raw.reads = Raw.joined([(k + 1) * MS for k in range(len(reads))], [0] * len(reads), reads)
     timeline = Timeline(dialect(name))
     timeline.replay(raw, raw.users, 0)
     return timeline.close(Record(0, "chat", "window", Outcome.UNKNOWN, start=0), 0, cut)

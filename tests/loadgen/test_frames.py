@@ -19,7 +19,8 @@ def test_a_closed_exchange_survives_the_way(
 ) -> None:
     """Every stamp, byte and border of a read."""
     users, reals, chunks = ([row[k] for row in reads] for k in range(3))
-    raw = Raw(5, True, sent, 7, 8, 200, {"a": "b"}, users, reals, chunks, "eof", "why")  # type: ignore[arg-type]
+    reads = Raw.joined(users, reals, chunks)  # type: ignore[arg-type]
+    raw = Raw(5, True, sent, 7, 8, 200, {"a": "b"}, reads, "eof", "why")
     closed = Closed(3, 10, 11, 12, 99, raw, cut, 2, 4, False)
     frame = unpacked(framed(pack_closed(closed))[4:])
     assert unpack_closed(frame) == closed

@@ -25,6 +25,8 @@ SHOT = Shot(0, "chat", "window", 0, 0, (), 8, 50, due_ns=0)
 class Wire:
     """A channel that goes nowhere, and the pool that it belongs to."""
 
+    lane: Lane | None = None
+
     def dial(self, connection: Connection, route: Route) -> Channel:
         return self
 
@@ -53,11 +55,10 @@ def seen(reads: list[bytes], short: bool, shot: Shot = SHOT) -> tuple[Raw, list[
     connection.dial(Route.literal("127.0.0.1", 1))  # type: ignore[arg-type]
     connection.opened(0)
     for t, read in enumerate(reads, 1):
-        if not short:
-            connection._lane = None
-        before = connection._lane
-        connection.received(t, read, t)
-        taken += before is not None and connection._lane is before
+        if short and wire.lane is not None and wire.lane.take(t, read, t):
+            taken += 1
+        else:
+            connection.received(t, read, t)
     return flight.raw, ends, taken
 
 

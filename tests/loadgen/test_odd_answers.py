@@ -54,7 +54,7 @@ def closed(
     if kind is not None:
         named["content-type"] = kind
     raw = Raw(conn=0, sent=0, headers_at=0, status=status, headers=named, ending=ending)
-    raw.chunks, raw.users = list(reads), list(range(1, len(reads) + 1))
+    raw.reads = Raw.joined(range(1, len(reads) + 1), [0] * len(reads), reads)
     timeline = Timeline(dialect)
     timeline.replay(raw, raw.users, 0)
     return timeline.close(Record(0, "chat", "window", Outcome.UNKNOWN, start=0), 0, cut)

@@ -44,7 +44,7 @@ def record_of(
     if usage is not None:
         reads.append(event({"choices": [], "usage": usage}))
     reads.append(b"data: [DONE]\n\n")
-    raw = Raw(status=200, ending="complete", chunks=reads, users=list(range(len(reads))))
+    raw = Raw(status=200, ending="complete", reads=Raw.joined(range(len(reads)), [0] * len(reads), reads))
     timeline = Timeline(OpenAIChat("m"))
     timeline.replay(raw, raw.users, 0)
     return timeline.close(Record(0, "c", "window", Outcome.UNKNOWN), 0, None, count).record
@@ -147,7 +147,7 @@ def test_usage_merges_by_field() -> None:
         {"completion_tokens": 3, "prompt_tokens_details": {"audio_tokens": 0}},
     ]
     reads = [event({"choices": [], "usage": usage}) for usage in blocks] + [b"data: [DONE]\n\n"]
-    raw = Raw(status=200, ending="complete", chunks=reads, users=[0] * len(reads))
+    raw = Raw(status=200, ending="complete", reads=Raw.joined([0] * len(reads), [0] * len(reads), reads))
     timeline = Timeline(OpenAIChat("m"))
     timeline.replay(raw, raw.users, 0)
     record = timeline.close(Record(0, "c", "window", Outcome.UNKNOWN), 0).record
@@ -159,7 +159,9 @@ def test_a_whole_answer_without_counts_has_none() -> None:
     for more, n_out, source in (({}, None, None), (IDS, 2, "ids"), (LOGPROBS, 1, "ids")):
         choice = {"index": 0, "message": {"content": "a b"}, "finish_reason": "stop", **more}
         body = json.dumps({"choices": [choice]}).encode()
-        raw = Raw(status=200, headers={"content-type": "application/json"}, ending="complete", chunks=[body])
+        raw = Raw(
+            status=200, headers={"content-type": "application/json"}, ending="complete", reads=[0, 0, body]
+        )
         timeline = Timeline(OpenAIChat("m"))
         timeline.replay(raw, [0], 0)
         record = timeline.close(Record(0, "c", "window", Outcome.UNKNOWN), 0).record
