@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated
 
 import typer
 
 from headrace import commands_reference, commands_sweep, console
-from headrace.errors import BenchError, Interrupted
+from headrace.closing import Closing, closed_also_on_error, end
+from headrace.errors import BenchError
 from headrace.origin import check_origin
 
 app = typer.Typer(
     name="bench",
-    help="Know what an LLM serving system really does under load.",
+    help="Know what an LLM serving system really does under load. Example: [bold]bench run quickstart[/bold]",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-model_app = typer.Typer(help="Fetch and list models for the built-in engine.", no_args_is_help=True)
+model_app = typer.Typer(
+    help="Fetch and list models for the built-in engine. Example: [bold]bench model list[/bold]",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
 app.add_typer(model_app, name="model")
 
 ScenarioPath = Annotated[
@@ -41,7 +43,7 @@ Allow = Annotated[
 ]
 
 
-@app.command()
+@app.command(cls=Closing)
 def run(
     scenario: ScenarioPath,
     out: Annotated[Path | None, typer.Option(help="Run directory to create [runs/<scenario>-<UTC>].")] = None,
@@ -76,13 +78,13 @@ def run(
         allow_inconclusive=allow_inconclusive,
     )
     view = console.view(quiet=quiet or as_json)
-    with _closed_also_on_error():
+    with closed_also_on_error():
         outcome = run_scenario(scenario, options, view)
     if as_json:
         console.show_json(outcome.summary)
     elif not quiet:
         console.show_report(outcome.summary, outcome.folder)
-    _end(outcome.last_line)
+    end(outcome.last_line)
 
 
 @app.command()
@@ -130,7 +132,10 @@ def schema() -> None:
 
 @app.command("list")
 def list_(as_json: AsJson = False) -> None:
-    """Everything that a scenario may name: arrivals, workloads, faults, policies, with their fields."""
+    """Everything that a scenario may name: arrivals, workloads, traces, faults, policies, with their fields.
+
+    Example: [bold]bench list[/bold]
+    """
     from scenarios.load import tables
 
     console.show_json(tables()) if as_json else console.show_tables(tables())
@@ -138,14 +143,14 @@ def list_(as_json: AsJson = False) -> None:
 
 @app.command()
 def scenarios(as_json: AsJson = False) -> None:
-    """The shipped scenarios and the question that each answers."""
+    """The shipped scenarios and the question that each answers. Example: [bold]bench scenarios[/bold]"""
     from headrace.prepare import shipped
 
     found = shipped()
     console.show_json(found) if as_json else console.show_pairs("scenario", "question", found)
 
 
-@app.command()
+@app.command(cls=Closing)
 def report(
     run: RunFolder,
     as_json: AsJson = False,
@@ -158,13 +163,13 @@ def report(
     """
     from headrace.rejudge import rejudge
 
-    with _closed_also_on_error():
+    with closed_also_on_error():
         outcome = rejudge(run, strict=strict, allow_inconclusive=allow_inconclusive, draw=True)
     console.show_json(outcome.summary) if as_json else console.show_report(outcome.summary, outcome.folder)
-    _end(outcome.last_line)
+    end(outcome.last_line)
 
 
-@app.command()
+@app.command(cls=Closing)
 def gate(
     run: RunFolder,
     gates: Annotated[
@@ -180,7 +185,7 @@ def gate(
     """
     from headrace.rejudge import rejudge
 
-    with _closed_also_on_error():
+    with closed_also_on_error():
         outcome = rejudge(
             run,
             strict=strict,
@@ -193,7 +198,7 @@ def gate(
         console.show_json({"client": client, "gates": outcome.summary["gates"]})
     else:
         console.show_gates(outcome.summary)
-    _end(outcome.last_line)
+    end(outcome.last_line)
 
 
 @app.command()
@@ -273,7 +278,7 @@ def model_pull(
 
 @model_app.command("list")
 def model_list(as_json: AsJson = False) -> None:
-    """Known models, and where the pulled ones are."""
+    """Known models, and where the pulled ones are. Example: [bold]bench model list[/bold]"""
     from engine.model.pull import listing
 
     found = listing()
@@ -282,24 +287,6 @@ def model_list(as_json: AsJson = False) -> None:
 
 commands_sweep.register(app)
 commands_reference.register(app)
-
-
-@contextmanager
-def _closed_also_on_error() -> Iterator[None]:
-    """A command that ends early says why on stderr, and closes with the same last line on stdout."""
-    try:
-        yield
-    except BenchError as error:
-        console.complain(error)
-        interrupted, code = isinstance(error, Interrupted), error.exit_code
-        verdict = "inconclusive" if interrupted else "error"
-        _end({"verdict": verdict, "client": None, "interrupted": interrupted, "exit": code, "run": None})
-
-
-def _end(last_line: dict[str, Any]) -> NoReturn:
-    """The last line of JOINTS 7, then its exit code."""
-    print(json.dumps(last_line), flush=True)
-    raise typer.Exit(int(last_line["exit"]))
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 
 def reference(
     script: Annotated[Path | None, typer.Argument(help="A script file (docs/reference.md).")] = None,
-    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = 8001,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8001,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     ttft: Annotated[str | None, typer.Option(help="Request read to first token [50ms].")] = None,
     itl: Annotated[str | None, typer.Option(help="Between tokens [10ms].")] = None,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headrace import console
-from headrace.errors import BenchError, TargetFailed
+from headrace.closing import Closing, closed_also_on_error, end
+from headrace.errors import TargetFailed
 
 if TYPE_CHECKING:
     from headrace.sweep.design import SweepOptions
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command()(sweep)
+    app.command(cls=Closing)(sweep)
 
 
 def sweep(
@@ -79,25 +79,16 @@ def sweep(
         step_window=step_window,
         longest_window=longest_window,
     )
-    try:
+    with closed_also_on_error():
         path, document = run_and_show(options, out, _usual(options), resume, quiet=quiet or as_json)
-    except BenchError as error:
-        console.complain(error)
-        _end({"verdict": "error", "client": None, "interrupted": False, "exit": error.exit_code}, None)
     if as_json:
         console.show_json(document)
     if document["error"] is not None:
         console.complain(TargetFailed(document["error"]))
-    _end(document, path)
+    last = {key: document[key] for key in ("verdict", "client", "interrupted", "exit")}
+    end(last | {"run": str(path)})
 
 
 def _usual(options: SweepOptions) -> Path:
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     return Path("runs") / f"sweep-{Path(options.scenario).stem}-{stamp}"
-
-
-def _end(document: Any, path: Path | None) -> NoReturn:
-    """The last line of JOINTS 7, then its exit code."""
-    last = {key: document[key] for key in ("verdict", "client", "interrupted", "exit")}
-    print(json.dumps(last | {"run": None if path is None else str(path)}), flush=True)
-    raise typer.Exit(int(document["exit"]))

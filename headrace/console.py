@@ -223,7 +223,8 @@ def show_tables(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         table = Table.grid(padding=(0, 2))
         for entry in entries:
             fields = ", ".join(f"{key}: {what}" for key, what in dict(entry.get("fields", {})).items())
-            table.add_row("  " + str(entry["name"]), str(entry["doc"]), Text(fields, style="dim"))
+            doc = str(entry["doc"]).replace("``", "`")
+            table.add_row("  " + str(entry["name"]), Text(doc), Text(fields, style="dim"))
         out.print(table)
 
 

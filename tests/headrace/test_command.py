@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 from typer.testing import CliRunner
 
 from headrace import cli
@@ -81,11 +83,20 @@ def test_what_one_looks_at_before_a_run(arguments: tuple[str, ...], shows: str) 
     assert shows in result.stdout
 
 
-@pytest.mark.parametrize("name", ["run", "validate", "plan", "report", "gate", "explain", "serve", "schema"])
-def test_every_command_has_an_example(name: str) -> None:
+def commands(group: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """(words, command) of all that can be typed, groups too."""
+    yield path, group
+    for name, inner in getattr(group, "commands", {}).items():
+        yield from commands(inner, *path, name)
+
+
+COMMANDS = dict(commands(typer.main.get_command(cli.app)))
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_command_has_an_example(path: tuple[str, ...]) -> None:
     """Its --help shows how it is typed."""
-    (found,) = [each for each in cli.app.registered_commands if each.callback.__name__.strip("_") == name]  # type: ignore[union-attr]
-    assert f"bench {name}" in str(found.callback.__doc__)  # type: ignore[union-attr]
+    assert re.search(rf"\Wbench {' '.join(path)}", str(COMMANDS[path].help))
 
 
 def test_the_schema_is_json(command: Command) -> None:
@@ -132,6 +143,11 @@ def test_all_errors_of_a_scenario_at_once(command: Command) -> None:
         (("--virtual", "--target", "http://127.0.0.1:1"), "exclude each other"),
         (("--target", "127.0.0.1:1"), "http://"),
         (("--target", "http://127.0.0.1:1", "--set", "seed=one"), "seed"),
+        (("--seed", "-1"), "a seed is 0 or more"),
+        (("--virtual", "--set", "target={url: 'http://127.0.0.1:1', model: m}"), "no virtual time"),
+        (("--virtual", "--set", "load.0.arrival={type: poisson, rate: 1e-9/s}"), "nothing would be sent"),
+        (("--no-such-option",), "No such option"),
+        (("--seed", "many"), "'many'"),
     ],
 )
 def test_usage_errors(change: tuple[str, ...], says: str, command: Command) -> None:
@@ -141,6 +157,48 @@ def test_usage_errors(change: tuple[str, ...], says: str, command: Command) -> N
     assert (code, closing(out)) == (2, 2), err
     assert says in err
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("arguments", [("run",), ("gate",), ("report", "--nope"), ("sweep",)])
+def test_wrong_options_close_with_the_last_line_too(arguments: tuple[str, ...], command: Command) -> None:
+    """A program that reads the last line finds one, whatever it passed."""
+    code, out, err = command(*arguments)
+    assert (code, closing(out)) == (2, 2)
+    assert "Error" in err
+
+
+def test_a_fault_of_our_own_is_no_failed_gate(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit 3 with the traceback on stderr: exit 1 would say that the target failed its gates."""
+    Path("good.yaml").write_text(GOOD)
+    monkeypatch.setattr("headrace.prepare.make_plan", lambda scenario: 1 / 0)
+    code, out, err = command("run", "good.yaml", "--virtual")
+    assert (code, closing(out)) == (3, 3)
+    assert "Traceback" in err
+    assert "a fault of headrace itself" in err
+
+
+def test_the_plan_says_how_a_trace_is_replayed_and_what_is_missing(command: Command) -> None:
+    """Spread, thinning and scaling stand under the table; so does a class of which nothing is due."""
+    rows = [
+        {"timestamp": 3000 * (i // 4), "input_length": 20, "output_length": 4, "hash_ids": [i]}
+        for i in range(20)
+    ]
+    Path("t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    trace = "{type: mooncake, file: t.jsonl, thin: 50%, compress: 2.0, max_input: 40}"
+    Path("trace.yaml").write_text(
+        GOOD.replace(
+            "  - {class: ping, arrival", f"  - {{class: ping, trace: {trace}}}\n  - {{class: ping, arrival"
+        )
+        .replace("constant, rate: 2/s", "burst, size: 2, at: 3s")
+        .replace("window: 2s", "window: 6s")
+    )
+    code, out, _ = command("plan", "trace.yaml")
+    assert code == 0
+    for words in ("mooncake", "rounded to 3 s", "Thinned", "divided by 2", "KV tokens held"):
+        assert words in out
+    late = ("--set", "load.0.trace.start_at=9s", "--set", "phases.warmup=6s")
+    _, out, _ = command("plan", "trace.yaml", *late)
+    assert "class 'ping': no request is due in the window" in out
 
 
 def test_a_folder_that_holds_a_run_is_not_written_over(command: Command) -> None:

@@ -257,3 +257,31 @@ def test_limits_and_impossible_times_stand_beside_the_values(
     assert "the send before its time, by up to 1 ms" in rows["H1"]["reason"]
     assert "the send before its time" in render(run, summary)
     assert printed(summary, 140).startswith("client invalid")
+
+
+def test_how_a_trace_was_replayed_is_said_without_the_path_of_its_file(
+    record: Callable[..., Record], run_of: Callable[..., RunData]
+) -> None:
+    """Spread, thinning and scaling stand in the summary and under the classes, wherever the file lies."""
+    trace = {"class": "default", "type": "mooncake", "file": "/home/me/t.jsonl", "says": ["Thinned: 2 of 4."]}
+    data = replace(run_of([record(0, ttft_ms=5, e2e_ms=9)]), manifest={"traces": [trace | {"rows": 4}]})
+    summary = judge(data)
+    assert summary["replays"] == [trace | {"file": "t.jsonl"}]
+    for shown in (printed(summary, 140), render(data, summary)):
+        assert "default replays mooncake t.jsonl. Thinned: 2 of 4." in shown
+        assert "/home/me" not in shown
+
+
+def test_a_broken_cache_contract_says_why_also_of_a_foreign_target(
+    record: Callable[..., Record], run_of: Callable[..., RunData]
+) -> None:
+    """Nothing was attributed, and still it is said that the cache was not cold, and how that was seen."""
+    records = [record(i, due_ms=1000 * i, ttft_ms=5, e2e_ms=9, cache_read=64, n_in=80) for i in range(3)]
+    for one in records:
+        one.prompt_total = 80
+    data = run_of(records, cache="cold")
+    summary = judge(data)
+    reason = summary["cache"]["contract"]["reason"]
+    assert summary["cache"]["contract"]["state"] == "violated"
+    for shown in (printed(summary, 200), render(data, summary)):
+        assert f"cache contract: cold, violated ({reason})" in shown

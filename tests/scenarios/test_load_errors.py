@@ -128,7 +128,10 @@ def test_each_mistake_is_named(good: str, change: tuple[str, str], says: str) ->
         ("client.retries.on=[429, -1]", "on lists statuses of failed answers, 400 to 599, not -1"),
         ("health.min_class_n=0", "min_class_n must be at least 1, not 0"),
         ("classes=", "no class 'chat'"),
-        ("target.engine.router.decode_weight=1e-1", "found '1e-1' (YAML takes that for text: write it without quotes"),
+        (
+            "target.engine.router.decode_weight=1e-1",
+            "found '1e-1' (YAML takes that for text: write it without quotes",
+        ),
         ("client.retries.max='3'", "found '3' (YAML takes that for text: write it without quotes"),
     ],
 )

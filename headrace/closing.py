@@ -1,0 +1,58 @@
+"""The last line on stdout, which closes a command whatever happened in it (JOINTS 7)."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperCommand
+
+from headrace import console
+from headrace.errors import BenchError, Interrupted, TargetFailed, UsageFailed
+
+
+def end(last_line: Mapping[str, Any]) -> NoReturn:
+    """The last line, then its exit code."""
+    _say(last_line)
+    raise typer.Exit(int(last_line["exit"]))
+
+
+@contextmanager
+def closed_also_on_error() -> Iterator[None]:
+    """What ends early says why on stderr. A fault of our own is no failed gate: it ends like a target that
+    failed, with its traceback."""
+    try:
+        yield
+    except BenchError as error:
+        console.complain(error)
+        end(_error_line(error.exit_code, isinstance(error, Interrupted)))
+    except Exception as error:
+        traceback.print_exc()
+        console.complain(BenchError(f"a fault of headrace itself, please report it: {error!r}"))
+        end(_error_line(TargetFailed.exit_code))
+
+
+class Closing(TyperCommand):
+    """A command whose last line also comes where its options are wrong."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().make_context(*args, **kwargs)
+        except typer.Exit:  # --help
+            raise
+        except Exception:
+            _say(_error_line(UsageFailed.exit_code))
+            raise
+
+
+def _error_line(code: int, interrupted: bool = False) -> dict[str, Any]:
+    verdict = "inconclusive" if interrupted else "error"
+    return {"verdict": verdict, "client": None, "interrupted": interrupted, "exit": code, "run": None}
+
+
+def _say(last_line: Mapping[str, Any]) -> None:
+    print(json.dumps(last_line), flush=True)
