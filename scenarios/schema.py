@@ -85,7 +85,9 @@ class UrlTarget:
     headers: Mapping[str, str] = field(default_factory=dict)
     strict: bool = False
     temperature: float | None = 0.0
-    accepts: tuple[Literal["ignore_eos", "min_tokens", "token_ids", "max_completion_tokens"], ...] = ()
+    accepts: tuple[
+        Literal["ignore_eos", "min_tokens", "token_ids", "priority", "max_completion_tokens"], ...
+    ] = ()
     ca: str | None = None
     tokenizer: str | None = None
     max_model_len: int | None = None

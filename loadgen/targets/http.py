@@ -91,9 +91,10 @@ class HttpTarget:
     ``key_env`` names the environment variable that holds the API key; the key itself is read when a
     request is made and stored nowhere. ``key_header`` is where it goes if not where the dialect puts it.
     ``headers`` are sent with every request and hold no secret. ``strict`` sends no field but those that
-    OpenAI (or Anthropic) documents and the load needs. ``ignore_eos``, ``min_tokens`` and ``token_ids`` are
-    sent only where the target is said to accept them (MEASUREMENT C14); ``max_completion_tokens`` takes the
-    place of ``max_tokens``, which newer models of OpenAI refuse. ``temperature`` None sends none.
+    OpenAI (or Anthropic) documents and the load needs. ``ignore_eos``, ``min_tokens``, ``token_ids`` and
+    ``priority`` (the class's rank) are sent only where the target is said to accept them (MEASUREMENT C14);
+    ``max_completion_tokens`` takes the place of ``max_tokens``, which newer models of OpenAI refuse.
+    ``temperature`` None sends none.
     """
 
     key_place: ClassVar[str] = "Authorization"
@@ -108,6 +109,7 @@ class HttpTarget:
     ignore_eos: bool = False
     min_tokens: bool = False
     token_ids: bool = False
+    priority: bool = False
     max_completion_tokens: bool = False
     temperature: float | None = 0.0
 
@@ -157,6 +159,8 @@ class HttpTarget:
             extra["ignore_eos"] = True
         if self.min_tokens:
             extra["min_tokens"] = shot.n_out_asked
+        if self.priority:
+            extra["priority"] = shot.rank
         return extra
 
     def _greedy(self) -> Payload:

@@ -32,6 +32,7 @@ SHOT = Shot(
     16,
     due_ns=0,
     tenant="acme",
+    rank=2,
     idempotency_key="once",
 )
 MESSAGES: list[Message] = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hé"}]
@@ -78,6 +79,8 @@ def test_extensions_go_only_to_targets_that_accept_them(name: str) -> None:
     _, headers, body = sent(made(name, own=True, ignore_eos=True, min_tokens=True, token_ids=True))
     assert (body["ignore_eos"], body["min_tokens"]) == (True, 16)
     assert body.get("return_token_ids") == (True if name in ("openai_chat", "openai_completions") else None)
+    assert "priority" not in body
+    assert sent(made(name, priority=True))[2]["priority"] == 2
     tags = [headers[f"X-Headrace-{key}"] for key in ("Class", "Tenant", "Session")]
     assert tags == ["chat", "acme", "5"]
 
@@ -93,7 +96,7 @@ DOCUMENTED = {
 @pytest.mark.parametrize("name", NAMES)
 def test_a_strict_body_has_documented_fields_only(name: str) -> None:
     """Whatever else is set: servers that answer 422 to an unknown field must be served."""
-    body = sent(made(name, strict=True, ignore_eos=True, min_tokens=True, token_ids=True))[2]
+    body = sent(made(name, strict=True, ignore_eos=True, min_tokens=True, token_ids=True, priority=True))[2]
     assert set(body) == DOCUMENTED[name]
 
 
