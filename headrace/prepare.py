@@ -18,11 +18,12 @@ from headrace.errors import UsageFailed
 from loadgen.arrivals import Concurrency
 from loadgen.demand import Alone, demand, planned_arrivals
 from loadgen.foresight import Problem, foresee, in_flight_bounds
-from loadgen.plan import Plan
+from loadgen.plan import ClosedLoop, Plan
+from loadgen.planning import last_of_users
 from loadgen.text import Unit
 from loadgen.vocabulary import vocabulary_of
 from results.gates import parse_gates, planned_warnings
-from results.judging import Judging
+from results.judging import Judging, Users
 from scenarios import checks, parts, traces
 from scenarios import load as files
 from scenarios.schema import EngineTarget, Scenario, UrlTarget
@@ -121,10 +122,26 @@ def judging_of(
         own_engine=isinstance(scenario.target, EngineTarget),
         timeouts=asdict(scenario.timeouts),
         limits=scenario.health.limits(),
+        users=_users(scenario, plan),
         demand={name: asdict(row) for name, row in demand(plan, _idle(scenario, virtual)).items()},
         strict=strict,
         allow_inconclusive=allow_inconclusive,
     )
+
+
+def _users(scenario: Scenario, plan: Plan) -> dict[str, Users]:
+    """Of closed loops that shall last as long as the load, whoever answers how fast."""
+    thinking = {
+        load.class_: round(load.arrival.think * SECOND)
+        for load in parts.loads(scenario)
+        if isinstance(load.arrival, ClosedLoop) and load.arrival.requests is None
+    }
+    last = last_of_users(plan.shots) if thinking else set()
+    ids: dict[str, list[int]] = {name: [] for name in thinking}
+    for shot in plan.shots:
+        if shot.id in last and shot.class_ in ids:
+            ids[shot.class_].append(shot.id)
+    return {name: Users(tuple(found), thinking[name]) for name, found in ids.items() if found}
 
 
 def _idle(scenario: Scenario, virtual: bool) -> Alone | None:

@@ -66,8 +66,10 @@ def explain_run(folder: Path, request: int | None) -> list[dict[str, Any]]:
 def _load(folder: Path) -> RunData:
     try:
         return Run.load(folder)
-    except (RunError, OSError, ValueError) as error:
+    except RunError as error:
         raise UsageFailed(str(error)) from error
+    except (OSError, ValueError) as error:
+        raise UsageFailed(f"{folder}: cannot be read: {error}") from error
 
 
 def _check(gates: Sequence[str], data: RunData) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from results.goodput import attainment
+from results.idle import idle_users
 from results.lengths import served_lengths
 from results.outcomes import group_counts
 from results.record import Outcome
@@ -135,6 +136,9 @@ def _load(view: View, saturation: Saturation, health: Health) -> Iterator[Findin
     if lag.n and (worst := float(lag.samples.values.max())) > limit:
         text = f"late sends: up to {worst * 1e3:.1f} ms after the due time{_for_the_cap(view)}"
         yield Finding("late_sends", text, "trust the *_sched metrics, which count from the due time")
+    for idle in idle_users(view):
+        remedy = "the load became smaller than said: set arrival.requests to more than were planned"
+        yield Finding("idle_users", str(idle), remedy)
     yield from _attempts(view)
     shed = group_counts(view.window)
     planned = len(view.window)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from results.deciding import FAIL, INCONCLUSIVE
+from results.idle import idle_users
 from results.run import RunData
 from results.validity import Health
 from results.view import View
@@ -58,6 +59,8 @@ def _why_open(data: RunData, view: View, client: Health, gates: list[dict[str, A
     unseen = [f["id"] for f in data.faults if f.get("proven") is None or f.get("error")]
     if unseen:
         return f"not played as scripted: fault {', '.join(map(str, unseen))}"
+    if idle := idle_users(view):
+        return f"not played as scripted: {'; '.join(map(str, idle))}"
     undecided = [g for g in gates if g["verdict"] == INCONCLUSIVE]
     if undecided:
         return f"{len(undecided)} of {len(gates)} gates could not be decided"

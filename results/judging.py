@@ -28,6 +28,15 @@ class ClassGoal:
 
 
 @dataclass(frozen=True, slots=True)
+class Users:
+    """Those of a closed loop that must not come to the end of the plan: the id of the ``last`` turn that is
+    planned for each, and how long they think before they ask again."""
+
+    last: tuple[int, ...]
+    think_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class HealthLimits:
     """The limits of MEASUREMENT 8; times in s, shares as ratios. Raises ValueError for senseless ones."""
 
@@ -73,6 +82,8 @@ class Judging:
     timeouts: dict[str, float] = field(default_factory=dict)
     """s: connect, first_token, between_tokens, total (MEASUREMENT C28)."""
     limits: HealthLimits = HealthLimits()
+    users: dict[str, Users] = field(default_factory=dict)
+    """By class, of closed loops without a number of ``requests``."""
     demand: dict[str, dict[str, float]] = field(default_factory=dict)
     t_rec: int = 10 * SECOND
     """A fault's span goes on for so long after its heal (FLEET F62)."""
@@ -98,6 +109,10 @@ class Judging:
         values["gates"] = tuple(data.get("gates", ()))
         values["classes"] = {name: _goal(goal) for name, goal in data["classes"].items()}
         values["limits"] = _limits(data.get("limits", {}))
+        values["users"] = {
+            name: Users(tuple(users["last"]), users["think_ns"])
+            for name, users in data.get("users", {}).items()
+        }
         return Judging(**values)
 
     @staticmethod

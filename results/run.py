@@ -250,15 +250,19 @@ class Run:
     @staticmethod
     def load(path: Path) -> RunData:
         """Read a run directory, also one whose run was killed: ``incomplete`` then says what is missing."""
-        if not (path / "judging.json").exists():
+        document = json_document(path / "judging.json")
+        if document is None:
             raise RunError(f"{path}: not a run directory (no judging.json in it)")
-        document = json.loads((path / "judging.json").read_text())
         if document.get("schema", 0) > SCHEMA_VERSION:
             raise RunError(f"{path}: written by a newer headrace (schema {document['schema']})")
         ends = document.get("ends")
         records, attempts, incomplete = load_records(path, ends is not None)
+        try:
+            judging = Judging.from_dict(document["judging"])
+        except (LookupError, TypeError, AttributeError) as error:
+            raise RunError(f"{path / 'judging.json'}: not what a run leaves: {error!r}") from error
         return RunData(
-            Judging.from_dict(document["judging"]),
+            judging,
             records,
             parquet(path / "plan.parquet"),
             lines(path / "faults.jsonl"),

@@ -48,12 +48,22 @@ def lines(path: Path) -> list[dict[str, Any]]:
     """JSON lines; a last line that was cut off by a kill is left out."""
     rows: list[dict[str, Any]] = []
     text = path.read_text() if path.exists() else ""
-    for line in text.splitlines(keepends=True):
+    for number, line in enumerate(text.splitlines(keepends=True), 1):
         if line.endswith("\n"):
-            rows.append(json.loads(line))
+            rows.append(_parsed(line, f"{path}:{number}"))
     return rows
 
 
 def json_document(path: Path) -> dict[str, Any] | None:
-    result: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
-    return result
+    """None if there is no such file. Raises RunError for one that holds no object."""
+    return _parsed(path.read_text(), str(path)) if path.exists() else None
+
+
+def _parsed(text: str, where: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise RunError(f"{where}: not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise RunError(f"{where}: expected an object {{..}}")
+    return found

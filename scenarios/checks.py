@@ -104,6 +104,12 @@ def sense(scenario: Scenario, context: int | None = None) -> Found:
     yield from _target(scenario)
     for name, spec in scenario.classes.items():
         yield from _class(name, spec)
+        if spec.cap is not None and spec.cap.in_flight < (processes := scenario.client.processes):
+            yield (
+                ("classes", name, "cap"),
+                f"in_flight {spec.cap.in_flight} cannot be shared among client.processes {processes}: each"
+                " has one at least",
+            )
     yield from _clocks(scenario)
     for i, fault in enumerate(scenario.faults):
         for key, message in _fault(fault, scenario):

@@ -22,7 +22,7 @@ class Concurrency:
 
     A user begins no session after ``requests`` planned requests. Without it, as many are planned as fit
     into the time of load if each took only 50 ms beside the think times; the rest is ``not_sent``. A user
-    who came to the end of that would stand idle.
+    who comes to the end of that stands idle, which makes the run inconclusive (results.idle).
     """
 
     users: int

@@ -121,6 +121,9 @@ class Script:
                 raise ValueError(f"{name} lies between 0 and a day, not {value} s")
         if self.tokens is not None and not 1 <= self.tokens <= _MOST_TOKENS:
             raise ValueError(f"tokens lies between 1 and {_MOST_TOKENS}, not {self.tokens}")
+        for name in ("prompt_tokens", "cached_tokens", "seed"):
+            if (getattr(self, name) or 0) < 0:
+                raise ValueError(f"{name} is 0 or more, not {getattr(self, name)}")
         total = sum(failure.share for failure in self.failures)
         if total > 1 + 1e-9:
             raise ValueError(f"the shares of all failures make {total:.0%}: at most 100%")

@@ -19,6 +19,8 @@ from results.view import View
 
 MAX_POINTS = 2500
 COLOURS = 6
+_LABEL = 13
+"""Height of a line of small text."""
 _SHORTEST_S = 1e-3
 """An axis has a length, whatever little the run did."""
 
@@ -144,6 +146,7 @@ def _latency_scale(values: Values, bottom: float, top: float) -> Scale:
 
 
 def _slo_lines(chart: Chart, view: View, palette: Palette, y: Scale) -> None:
+    taken: list[float] = []
     for name in palette.names:
         goal = view.judging.classes.get(name)
         bound = goal.slo.get("ttft_sched", goal.slo.get("ttft")) if goal else None
@@ -152,6 +155,9 @@ def _slo_lines(chart: Chart, view: View, palette: Palette, y: Scale) -> None:
         line = min(max(y(bound), chart.y1 + 10), chart.y0)
         # Above the line, but below one that runs under the strip of requests without a token.
         at = line - 5 if line >= chart.y1 + 36 else line + 15
+        while any(abs(at - other) < _LABEL for other in taken):
+            at += _LABEL
+        taken.append(at)
         beyond = " ↑" if bound > y.high else ""
         if y.low <= bound <= y.high:
             chart.line((chart.x0, y(bound)), (chart.x1, y(bound)), f"slo {palette[name]}")

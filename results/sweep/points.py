@@ -77,6 +77,7 @@ def decide(summary: Mapping[str, Any], *, own_engine: bool, longest: bool) -> De
         return Decided(Decision.FAIL, outside, aside)
     open_ = tuple(_why_open(line) for line in lines if line["verdict"] != PASS or line["marginal"])
     open_ += tuple(f"fault {fault['id']} was not played as scripted" for fault in _unplayed(summary))
+    open_ += tuple(found["text"] for found in summary["findings"] if found["code"] == "idle_users")
     decision, why = _not_outside(summary, open_, longest)
     return Decided(decision, why, aside)
 

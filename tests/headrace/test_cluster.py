@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -183,9 +184,14 @@ def fired(
     return asyncio.run(main())
 
 
-def anything_left(load: RayLoad) -> bool:
-    """Whether an actor or a load process of it still runs; the latter's job file is in the actor's folder."""
-    return any(Path(f"/proc/{place['pid']}").exists() or _runs(place["folder"]) for place in load.places)
+def nothing_left(load: RayLoad) -> bool:
+    """Whether all actors and load processes of it end; the latter's job file is in the actor's folder."""
+    limit = time.monotonic() + 20
+    while any(Path(f"/proc/{place['pid']}").exists() or _runs(place["folder"]) for place in load.places):
+        if time.monotonic() > limit:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def _runs(what: str) -> bool:
@@ -217,7 +223,7 @@ def test_two_nodes_fire_what_one_plan_says(tmp_path, nodes, address, target, mon
     assert 0 < far["bound_ns"] < 1e9
     assert all((part["start"] - part["due"] >= 0).all() for part, _ in parts)
     assert max((part["start"] - part["due"]).median() for part, _ in parts) < 1e9
-    assert not anything_left(load)
+    assert nothing_left(load)
     assert not any(Path(place["folder"]).exists() for place in load.places)
 
 
@@ -233,7 +239,7 @@ def test_an_actor_that_is_killed_is_lost_load(tmp_path, address, target):
     assert len(records) == 30
     assert not (tmp_path / "records-1.arrow").exists()
     assert sum(clock["bound_ns"] is not None for clock in end.facts["clock"].values()) == 1
-    assert not anything_left(load)
+    assert nothing_left(load)
 
 
 def kill_actor(load: RayLoad) -> None:
@@ -270,6 +276,6 @@ def test_a_cluster_that_goes_away_is_lost_load(tmp_path, nodes, address, target)
     assert end.lost is not None
     assert end.lost.count("was lost with its Ray actor") + end.lost.count("speaks to Ray died") == 2
     assert not list(tmp_path.glob("records-*"))
-    assert not anything_left(load)
+    assert nothing_left(load)
     for place in load.places:
         shutil.rmtree(place["folder"])

@@ -81,6 +81,20 @@ class Noted(Silent):
         self.notes.append(text)
 
 
+def test_users_must_not_come_to_the_end_of_the_plan_unless_it_was_asked_for() -> None:
+    """The judge knows the last turn of each user of a closed loop; with a number of requests that is as
+    the scenario says."""
+    scenario = prepare.load_scenario(Path("closed-loop"))
+    plan = prepare.make_plan(scenario)
+    judging = prepare.judging_of(scenario, plan, virtual=True, strict=False, allow_inconclusive=False)
+    (users,) = judging.users.values()
+    assert (list(judging.users), len(users.last), users.think_ns) == (["user"], 4, 500_000_000)
+    assert users.last == tuple(shot.id for shot in plan.shots if shot.class_ == "user")[-4:]
+    few = prepare.load_scenario(Path("closed-loop"), ("load.0.arrival.requests=5",))
+    few_plan = prepare.make_plan(few)
+    assert not prepare.judging_of(few, few_plan, virtual=True, strict=False, allow_inconclusive=False).users
+
+
 def test_watching_tells_each_stage_of_a_fault_once() -> None:
     """Snapshots become ticks that add up; a fault's stages and its error are said when they come."""
     plan = prepare.make_plan(prepare.load_scenario(Path("smoke")))

@@ -166,6 +166,16 @@ def test_a_failure_takes_the_place_of_the_token_after(
     assert answer.offsets[-1] == 50 * MS + min(after, 4) * 10 * MS
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"prompt_tokens": -1}, {"cached_tokens": -1}, {"seed": -1}, {"cached_tokens": 3, "prompt_tokens": 2}],
+)
+def test_a_script_counts_from_nothing(wrong: dict[str, int]) -> None:
+    """What cannot be counted, or drawn from, is refused before a server starts."""
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Script(**wrong)  # type: ignore[arg-type]
+
+
 def test_a_status_comes_at_once_with_its_retry_after() -> None:
     """A refusal waits for no token."""
     answer = answer_of(Script(failures=(Failure("status", 1.0, status=429, retry_after=2.0),)))

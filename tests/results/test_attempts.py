@@ -162,7 +162,7 @@ def test_what_a_dead_process_did_not_say_is_said(tmp_path: Path, record: Make) -
         "value": None,
         "limit": 0.0,
         "degraded_limit": 0.0,
-        "state": None,
+        "state": "invalid",
         "reason": "load process 2: it died (exit code -9)",
     }
 

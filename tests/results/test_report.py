@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import combinations
 from typing import Any
 from xml.etree import ElementTree
 
@@ -285,3 +286,15 @@ def test_a_broken_cache_contract_says_why_also_of_a_foreign_target(
     assert summary["cache"]["contract"]["state"] == "violated"
     for shown in (printed(summary, 200), render(data, summary)):
         assert f"cache contract: cold, violated ({reason})" in shown
+
+
+def test_names_of_equal_bounds_stand_below_each_other(
+    record: Callable[..., Record], run_of: Callable[..., RunData]
+) -> None:
+    """Three classes with one SLO far above the picture: each name can be read."""
+    names = ("a", "b", "c")
+    records = [record(i, due_ms=500 * i, ttft_ms=5, e2e_ms=9, class_=name) for i, name in enumerate(names)]
+    data = run_of(records, classes={name: ClassGoal(slo={"ttft_sched": 2.0}) for name in names})
+    heights = re.findall(r'<text x="[\d.]+" y="([\d.]+)"[^>]*>[abc] SLO 2 s ↑', render(data, judge(data)))
+    assert len(heights) == 3
+    assert min(abs(float(a) - float(b)) for a, b in combinations(heights, 2)) >= 13

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from results.judging import SECOND, ClassGoal, HealthLimits, Judging
+from results.judging import SECOND, ClassGoal, HealthLimits, Judging, Users
 from results.record import Outcome, Record
 from results.recordfile import RECORD_SCHEMA, RecordWriter, read_records, read_stream
 from results.run import Run, RunError
@@ -21,6 +21,7 @@ JUDGING = Judging(
     ("attainment >= 1%",),
     limits=HealthLimits(offered=0.1, offered_degraded=0.2),
     timeouts={"total": 30.0},
+    users={"chat": Users((7, 9), SECOND)},
 )
 
 
@@ -158,3 +159,25 @@ def test_records_list_the_faults_that_their_lives_touch(
     assert [list(f) for f in data.records["faults"]] == expected
     stored = pd.read_parquet(tmp_path / "run" / "records.parquet")
     assert [list(f) for f in stored["faults"]] == expected
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "says"),
+    [
+        ("judging.json", "{", "judging.json: not JSON"),
+        ("judging.json", "[]", "judging.json: expected an object"),
+        ("judging.json", "{}", "judging.json: not what a run leaves"),
+        ("judging.json", '{"judging": {"window": []}}', "judging.json: not what a run leaves"),
+        ("manifest.json", "[", "manifest.json: not JSON"),
+        ("faults.jsonl", '{"id": "a"}\n{"id"\n', "faults.jsonl:2: not JSON"),
+    ],
+)
+def test_a_spoiled_file_is_named(
+    file: str, text: str, says: str, tmp_path: Path, record: Callable[..., Record]
+) -> None:
+    """With its line where it has lines; nothing of it is taken for a fault of the program."""
+    write_run(tmp_path / "run", record).close()
+    (tmp_path / "run" / file).write_text(text)
+    with pytest.raises(RunError) as caught:
+        Run.load(tmp_path / "run")
+    assert says in str(caught.value)

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from results.exits import last_line
-from results.judging import SECOND, ClassGoal
+from results.judging import SECOND, ClassGoal, Users
 from results.record import Record
 from results.run import RunData
 from results.summary import judge, summary_bytes
@@ -389,3 +389,19 @@ def test_what_could_not_be_looked_at_is_a_finding(
     assert set(found) == codes
     assert "OSError: refused" in found["not_attributed"]
     assert not own or found["scrapes_failed"].startswith("3 scrapes")
+
+
+def test_users_who_had_nothing_left_to_ask_leave_the_run_open(record: Make, run_of: MakeRun) -> None:
+    """A closed loop that came to the end of its plan in the window was a smaller load than the scenario
+    says; one that would have asked again only after the window was not."""
+    records = many(record, 9)
+    for think_s, state in ((9.0, "pass"), (0.2, "inconclusive")):
+        users = {"default": Users((3, 8), round(think_s * SECOND))}
+        run = run_of(records, users=users, gates=("default.ttft.p50 < 1s",))
+        summary = judge(run)
+        assert summary["verdict"] == state
+        assert [f["text"] for f in summary["findings"] if f["code"] == "idle_users"] == (
+            [] if state == "pass" else ["class default: 2 of 2 users had nothing left to ask from 3.7 s on"]
+        )
+    assert "nothing left to ask" in summary["reason"]
+    assert summary["exit"] == 4

@@ -335,6 +335,14 @@ def test_a_fault_that_was_not_played_leaves_a_point_open(summary: Made) -> None:
     assert said(made) is Decision.LONGER
 
 
+def test_users_with_nothing_left_to_ask_leave_a_point_open(summary: Made) -> None:
+    """What holds because the closed loop stood idle does not hold its number of users."""
+    made = summary([100.0] * 80, P50)
+    made["findings"].append({"code": "idle_users", "text": "class chat: 2 of 2 users ..", "remedy": ".."})
+    assert said(made) is Decision.LONGER
+    assert decide(made, own_engine=True, longest=True).why == ("class chat: 2 of 2 users ..",)
+
+
 def test_counters_that_a_foreign_target_lacks_are_set_aside(summary: Made) -> None:
     """Of our own engine they leave the point open; of a URL they are named and not asked."""
     made = summary([100.0] * 80, (*P50, "kv.leaked_blocks == 0"))

@@ -126,6 +126,10 @@ def test_each_mistake_is_named(good: str, change: tuple[str, str], says: str) ->
     [
         ("client.retries.on=[200]", "on lists statuses of failed answers, 400 to 599, not 200"),
         ("client.retries.on=[429, -1]", "on lists statuses of failed answers, 400 to 599, not -1"),
+        (
+            "client={processes: 3}",
+            "11: classes.chat.cap: in_flight 2 cannot be shared among client.processes 3",
+        ),
         ("health.min_class_n=0", "min_class_n must be at least 1, not 0"),
         ("classes=", "no class 'chat'"),
         (
@@ -137,7 +141,7 @@ def test_each_mistake_is_named(good: str, change: tuple[str, str], says: str) ->
 )
 def test_values_that_make_no_sense_are_refused(good: str, override: str, says: str) -> None:
     """The message names the key and what it may be."""
-    found = errors(good, override)
+    found = errors(good.replace("deadline: 30s", "cap: {in_flight: 2}"), override)
     assert any(says in line for line in found), found
 
 
