@@ -132,10 +132,7 @@ def schema() -> None:
 
 @app.command("list")
 def list_(as_json: AsJson = False) -> None:
-    """Everything that a scenario may name: arrivals, workloads, traces, faults, policies, with their fields.
-
-    Example: [bold]bench list[/bold]
-    """
+    """Everything that a scenario may name, with its fields. Example: [bold]bench list[/bold]"""
     from scenarios.load import tables
 
     console.show_json(tables()) if as_json else console.show_tables(tables())

@@ -273,7 +273,8 @@ class Driver:
         for gate in self._gates.values():
             gate.clear()
         # First those in the air: their connections close when this returns to the loop.
-        for flight in list(self._flights.values()):
+        # The latest first: who waits for a connection must not get one that another's end sets free.
+        for flight in reversed(list(self._flights.values())):
             self._end(flight, now, Cut("run_end"))
         for shot in self._shots:
             if not self._over[shot.id]:
