@@ -39,6 +39,7 @@ class ClerkDesk:
         self._out: deque[memoryview] = deque()
         self._bodies: dict[tuple[int, int], tuple[HttpRequest, bool]] = {}
         self._wanted: dict[tuple[int, int], Use] = {}
+        self._unwanted: set[tuple[int, int]] = set()
         self._tell: Tell | None = None
         self._done: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self._clock: asyncio.TimerHandle | None = None
@@ -62,7 +63,9 @@ class ClerkDesk:
         self._say(pack_closed(closed))
 
     def unsent(self, unsent: Unsent) -> None:
-        self._bodies.pop((unsent.shot, unsent.attempt), None)
+        key = unsent.shot, unsent.attempt
+        if self._bodies.pop(key, None) is None and unsent.due is not None:
+            self._unwanted.add(key)  # it was due, so its body is on its way
         self._say(pack_unsent(unsent))
 
     # --- the end
@@ -150,6 +153,8 @@ class ClerkDesk:
                 use = self._wanted.pop((shot, attempt), None)
                 if use is not None:
                     use(request, streamed)
+                elif (shot, attempt) in self._unwanted:
+                    self._unwanted.remove((shot, attempt))
                 else:
                     self._bodies[shot, attempt] = (request, streamed)
             case ("told", shot, completed, outcome, at, phase):
