@@ -324,7 +324,8 @@ def _around(bench: Any) -> Iterator[tuple[str, bytes]]:
     for pid in bench.processes():
         with suppress(OSError):
             yield f"/proc/{pid}/cmdline", Path(f"/proc/{pid}/cmdline").read_bytes()
-    for file in bench.private.rglob("*"):
+    # os.walk goes on where a folder of the run has just been cleared away.
+    for file in (Path(folder) / name for folder, _, names in os.walk(bench.private) for name in names):
         with suppress(OSError):
             yield str(file), file.read_bytes()
 
