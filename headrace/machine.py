@@ -7,16 +7,14 @@ import importlib.util
 import os
 import re
 import resource
-import socket
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-_SO_TIMESTAMPNS = 35
-_TRIES = 20
+from loadgen.sockets import kernel_stamps_here
+
 _CLOCK = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
 _PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
@@ -48,7 +46,7 @@ def machine() -> Machine:
         cores=os.cpu_count(),
         usable_cores=usable_cores(),
         clock_source=_text(_CLOCK),
-        kernel_stamps=kernel_stamps(),
+        kernel_stamps=kernel_stamps_here(),
         fds=resource.getrlimit(resource.RLIMIT_NOFILE),
         ports=_port_range(_text(_PORTS)),
         torch=torch_build(),
@@ -73,30 +71,6 @@ def _text(path: Path) -> str | None:
 def _port_range(text: str | None) -> tuple[int, int] | None:
     words = (text or "").split()
     return (int(words[0]), int(words[1])) if len(words) == 2 else None
-
-
-def kernel_stamps() -> bool:
-    """Whether a TCP read over loopback carries the kernel's receive stamp: tried, not looked up."""
-    if sys.platform != "linux":
-        return False
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        ours = socket.create_connection(listener.getsockname(), timeout=5.0)
-        theirs, _ = listener.accept()
-    with ours, theirs:
-        try:
-            ours.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
-        except OSError:
-            return False
-        return any(_stamped(ours, theirs) for _ in range(_TRIES))
-
-
-def _stamped(ours: socket.socket, theirs: socket.socket) -> bool:
-    """The first socket of a machine that asks for stamps turns them on, which takes the kernel a moment."""
-    theirs.sendall(b"x")
-    _, ancillary, _, _ = ours.recvmsg(1, socket.CMSG_SPACE(16))
-    if not ancillary:
-        time.sleep(0.002)
-    return bool(ancillary)
 
 
 def torch_build() -> str | None:

@@ -20,7 +20,7 @@ class Lane:
     __slots__ = ("_begin", "_keep")
 
     def __init__(self, usual: bytes, raw: Raw) -> None:
-        self._begin = _shared(b"\r\n" + usual)
+        self._begin = b"\r\n" + usual
         self._keep = raw.reads.extend
 
     def take(self, t: int, data: bytes, real: int) -> bool:
@@ -36,13 +36,3 @@ class Lane:
             self._keep((t, real, data[skip:-2]))
             return True
         return False
-
-
-_latest = [b""]
-
-
-def _shared(begin: bytes) -> bytes:
-    """The streams of a load mostly begin alike; then all lanes look at the same few bytes of memory."""
-    if begin != _latest[0]:
-        _latest[0] = begin
-    return _latest[0]

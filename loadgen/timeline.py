@@ -136,11 +136,6 @@ class Timeline:
     def _keep(self, chunk: bytes) -> None:
         self._head += chunk[: max(0, _KEPT_HEAD - len(self._head))]
 
-    def last_progress(self) -> int | None:
-        """Time of the last token; comments are no progress."""
-        self.advance()
-        return self.answer.last_token
-
     def tokens(self) -> int:
         """Output tokens seen so far."""
         self.advance()

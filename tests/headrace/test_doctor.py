@@ -18,13 +18,14 @@ from headrace import doctor as doctoring
 from headrace.capacity import Capacity, Search, Step, capacity, judge
 from headrace.doctor import Diagnosis, DoctorOptions, facts_of, placed, remedies, searched, verdict
 from headrace.errors import UsageFailed
-from headrace.machine import Machine, kernel_stamps, machine
+from headrace.machine import Machine, machine
 from headrace.probe import ProbeFailed, prevented, probe
 from headrace.probed import Order, events_within, measured
 from loadgen.reference.answers import End
 from loadgen.reference.group import ReferenceServer
 from loadgen.reference.log import Entry
 from loadgen.reference.script import Script
+from loadgen.sockets import kernel_stamps_here
 from results.record import Outcome, Record
 from results.recordfile import frame
 
@@ -245,7 +246,7 @@ def test_the_machine_is_described() -> None:
     """Every fact has words, whatever this machine is; the build of torch is told without importing it."""
     facts = machine()
     assert facts.usable_cores
-    assert facts.kernel_stamps is kernel_stamps()
+    assert facts.kernel_stamps is kernel_stamps_here()
     told = facts_of(_diagnosis(_found(limited(700)), facts))
     assert all(told.values())
     assert {"cores", "clock source", "kernel receive stamps", "torch", "CPU steal meanwhile"} <= set(told)

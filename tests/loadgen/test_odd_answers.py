@@ -134,12 +134,13 @@ def test_only_tokens_are_progress() -> None:
     timeline.headers(1, 200, {})
     for t, read in ((2, b": hi\n\n"), (3, b"event: ping\ndata: x\n\n"), (4, event(choice({"role": "x"})))):
         timeline.data(t, read)
-        assert timeline.last_progress() is None
+        timeline.advance()
+        assert timeline.answer.last_token is None
     timeline.data(5, HELLO)
     timeline.data(6, b": hi\n\n")
     timeline.data(7, event({"choices": [{"index": 1, "delta": {"content": "other"}}]}))
     timeline.data(8, STOP)
-    assert (timeline.last_progress(), timeline.tokens()) == (7, 2)
+    assert (timeline.tokens(), timeline.answer.last_token) == (2, 7)
 
 
 # --- where an event does not say what its dialect says
