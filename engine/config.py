@@ -17,16 +17,30 @@ Seconds = Annotated[float, "s"]
 Share = Annotated[float, "share"]
 Bytes = Annotated[int, "bytes"]
 
-Admission = Literal["lifetime"]
-Order = Literal["fcfs", "priority"]
+Admission = Literal["prompt", "estimate", "peak", "lifetime"]
+Order = Literal["fcfs", "priority", "fair", "edf", "shortest_uncached"]
+Preemption = Literal["recompute", "swap", "none"]
 Routing = Literal["cost", "load_only", "round_robin"]
-Eviction = Literal["lru", "ttl"]
+Eviction = Literal["lru", "ttl", "priority", "reuse", "footprint"]
 
 POLICIES: Mapping[str, Mapping[str, str]] = {
-    "admission.policy": {"lifetime": "Reserves prompt and whole answer: never preempts for memory (E23)."},
+    "admission.policy": {
+        "prompt": "The whole prompt must fit; outputs may preempt.",
+        "estimate": "Prompt and a share of the outputs, learned from preemptions.",
+        "peak": "The most that prompts and expected outputs will ever hold together.",
+        "lifetime": "Reserves prompt and whole answer: never preempts for memory (E23).",
+    },
     "queue.order": {
         "fcfs": "In order of arrival.",
         "priority": "By class rank, which improves with waiting (E30).",
+        "fair": "By class rank, then the tenant that was served least for its weight (VTC, E29).",
+        "edf": "Earliest deadline; who can no longer end in time is dropped before its prefill.",
+        "shortest_uncached": "Least uncached prompt, aged so that nobody waits for ever.",
+    },
+    "preemption": {
+        "recompute": "The victim gives its blocks back and is computed again.",
+        "swap": "To host memory and back where that is cheaper, else recompute.",
+        "none": "Nobody loses blocks; needs admission lifetime.",
     },
     "router.policy": {
         "cost": "Least prefill still to do, cached prefixes credited (FLEET F21).",
@@ -36,6 +50,9 @@ POLICIES: Mapping[str, Mapping[str, str]] = {
     "cache.eviction": {
         "lru": "Longest since its last release first.",
         "ttl": "No promised life first, then least life left.",
+        "priority": "Blocks of the least urgent class first.",
+        "reuse": "Least predicted reuse times recomputation cost first.",
+        "footprint": "Blocks of whom holds the most cache for its weight first.",
     },
 }
 """The names that each policy key takes, for people. The code behind them is in ADMISSIONS, ORDERS,
@@ -70,6 +87,10 @@ class AdmissionConfig:
     policy: Admission = "lifetime"
     kv_headroom: Share = 0.01
     over_length: Literal["reject", "clamp"] = "reject"
+    busy_ratio: Share = 0.8
+    """KV use above which ``peak`` counts each request's whole out_max."""
+    backfill: bool = True
+    """Others may pass the one at the head that lacks capacity, if they do not delay it (E25)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +100,11 @@ class QueueConfig:
     max_requests: int = 200
     max_tokens: int = 200_000
     order: Order = "fcfs"
+    aging: Seconds = 10.0
+    """A request rises by one rank each time it has waited so long (E30)."""
+    input_weight: float = 1.0
+    output_weight: float = 2.0
+    """What an uncached prompt token and an output token count for in fairness (E29)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +117,44 @@ class RouterConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskConfig:
+    """The slowest tier: a folder that this engine alone uses."""
+
+    path: str
+    size: Bytes
+    bandwidth: Bytes = 1_000_000_000
+    """Bytes/s: what a transfer is expected to take, in the decision and in virtual time."""
+    latency: Seconds = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class TiersConfig:
+    """Where evicted blocks go (ENGINE E45). Nothing set: they are gone."""
+
+    host: Bytes | None = None
+    host_bandwidth: Bytes = 8_000_000_000
+    host_latency: Seconds = 0.0002
+    disk: DiskConfig | None = None
+    swap: Bytes = 0
+    """Host memory for swapped requests (``preemption: swap``)."""
+    in_flight: Bytes = 64_000_000
+    """Most bytes that one step moves between tiers."""
+
+
+@dataclass(frozen=True, slots=True)
 class CacheConfig:
     """The prefix cache: which block goes first, and how long an unused one lives."""
 
     enabled: bool = True
     eviction: Eviction = "lru"
     ttl: Seconds | None = None
+    retention: Mapping[str, Seconds] = field(default_factory=dict)
+    """Named lives that a request may ask for by ``prompt_cache_retention`` (E15)."""
+    copied_first: bool = False
+    """Blocks with a copy in a slower tier go before all others."""
+    reuse_horizon: Seconds = 60.0
+    footprint_of: Literal["tenant", "session"] = "tenant"
+    tiers: TiersConfig = TiersConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +185,22 @@ class ClassConfig:
     max_total: int | None = None
     default_output: int = 256
     deadline: Seconds | None = None
+    retention: str | None = None
+    """The longest of ``cache.retention`` that it may ask for, and the one that it gets unasked."""
+    max_queued: int | None = None
+    max_queued_tokens: int | None = None
+    """Queue bounds of this class beside those of the whole queue (E32)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TenantConfig:
+    """What one tenant may have (ENGINE E29); None = no limit of its own."""
+
+    weight: float = 1.0
+    max_queued: int | None = None
+    max_active: int | None = None
+    max_queued_tokens: int | None = None
+    max_kv_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,13 +228,21 @@ class EngineConfig:
     memory: MemoryConfig = MemoryConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     admission: AdmissionConfig = AdmissionConfig()
-    preemption: Literal["recompute", "none"] = "recompute"
+    preemption: Preemption = "recompute"
+    priority_preemption: bool = False
+    """An urgent request may take the blocks of a lower class (E26)."""
     queue: QueueConfig = QueueConfig()
     router: RouterConfig = RouterConfig()
     cache: CacheConfig = CacheConfig()
     health: HealthConfig = HealthConfig()
     cost: CostModel = CostModel()
     classes: Mapping[str, ClassConfig] = field(default_factory=lambda: {"default": ClassConfig()})
+    tenants: Mapping[str, TenantConfig] = field(default_factory=dict)
+    """By name; ``default`` stands for all that are not named."""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """LoRA adapters loaded at start: name -> PEFT folder (E39)."""
+    max_adapters: int = 8
+    max_lora_rank: int = 64
     slo_bounds: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Extra histogram bucket bounds in seconds by metric (``ttft``, ``itl``, ``e2e``): OBSERVABILITY O5."""
 

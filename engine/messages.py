@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.request import Finish, Request, WorkerTruth
+from engine.request import Finish, Logprob, Request, WorkerTruth
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,22 @@ class Clear:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """Make a LoRA adapter resident, from a PEFT folder whose content has this digest (ENGINE E39).
+    Answered by AdapterState."""
+
+    digest: str
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadAdapter:
+    """Drop it once no request runs with it. Answered by AdapterState."""
+
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Drain:
     """Take nothing new, hand the backlog back, finish what runs."""
 
@@ -83,7 +99,20 @@ class AskAudit:
     ask_id: int
 
 
-ToWorker = Submit | Cancel | Recall | Hold | Release | Configure | Ballast | Clear | Drain | AskAudit
+ToWorker = (
+    Submit
+    | Cancel
+    | Recall
+    | Hold
+    | Release
+    | Configure
+    | Ballast
+    | Clear
+    | LoadAdapter
+    | UnloadAdapter
+    | Drain
+    | AskAudit
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +157,16 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class TokensOut:
+    """New tokens of one choice; ``logprobs`` one for each of them, or none at all."""
+
     id: int
     attempt: int
     ids: tuple[int, ...]
+    choice: int = 0
+    logprobs: tuple[Logprob, ...] = ()
+    finish: Finish | None = None
+    """Set when this choice has ended while others of the request go on: its reason. Done tells the
+    reason of the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +207,8 @@ class KvEvent:
     digests: tuple[bytes, ...] = ()
     parent: bytes | None = None
     cause: str | None = None
+    tier: str = "device"
+    """Where the blocks lie or lay: ``device``, ``host`` or ``disk``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +234,15 @@ class AuditReport:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterState:
+    """``loaded`` tells whether the adapter is resident now; ``error`` why it could not be loaded."""
+
+    digest: str
+    loaded: bool
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The worker cannot go on; it exits after this."""
 
@@ -203,5 +250,15 @@ class Failed:
 
 
 FromWorker = (
-    Hello | Heartbeat | TokensOut | Progress | Refused | Done | KvEvents | Held | AuditReport | Failed
+    Hello
+    | Heartbeat
+    | TokensOut
+    | Progress
+    | Refused
+    | Done
+    | KvEvents
+    | Held
+    | AuditReport
+    | AdapterState
+    | Failed
 )

@@ -56,12 +56,49 @@ class Miss:
 
 
 @dataclass(frozen=True, slots=True)
+class Bias:
+    """Added to the logit of one token before anything else is applied."""
+
+    token: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is drawn. ``temperature`` 0 is greedy; draws are keyed by (seed, index)."""
+    """How the next token is drawn. ``temperature`` 0 is greedy; draws are keyed by (seed, choice, index),
+    so that batching, preemption and another worker change nothing (ENGINE E6).
+
+    Values that change nothing: top_k 0, top_p 1, min_p 0, repetition_penalty 1, the other penalties 0.
+    """
 
     temperature: float = 0.0
     seed: int = 0
     ignore_eos: bool = False
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[Bias, ...] = ()
+    min_tokens: int = 0
+    """No end-of-sequence and no stop id before so many tokens."""
+    stop_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+    """Alternatives reported with each token; 0 = only the token's own, None = nothing."""
+    schema: str | None = None
+    """JSON schema, as text, that the output must meet; ``{}`` is any JSON object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Natural logarithms of probabilities after bias and penalties, at temperature 1: of the token drawn,
+    and of the ``top`` likeliest ones, likeliest first."""
+
+    token: int
+    value: float
+    top_ids: tuple[int, ...] = ()
+    top_values: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +124,13 @@ class Request:
     arrived: int = 0
     deadline: int | None = None
     """ns on the engine's clock."""
+    n: int = 1
+    """Choices: one prefill, then so many outputs (ENGINE E36)."""
+    adapter: str | None = None
+    """Content digest of the LoRA adapter that it runs with (ENGINE E39)."""
+    life: int | None = None
+    """ns that its cached blocks are promised to stay after their release (ENGINE E15); None = the
+    configured ``cache.ttl``."""
 
 
 @dataclass(slots=True)
@@ -112,6 +156,8 @@ class WorkerTruth:
     computed: int = 0
     """Prompt tokens computed for the first time."""
     hit_device: int = 0
+    hit_host: int = 0
+    hit_disk: int = 0
     generated: int = 0
     recomputed: int = 0
     """Tokens computed again after a preemption."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from engine.messages import FromWorker, ToWorker
-from engine.request import Finish, Miss, Sampling, Tokens
+from engine.request import Finish, Logprob, Miss, Sampling, Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,11 @@ class Ask:
     client_id: str = ""
     cache_salt: str | None = None
     deadline_s: float | None = None
+    n: int = 1
+    adapter: str | None = None
+    """Name of a LoRA adapter, None = the base model."""
+    retention: str | None = None
+    """Name of a life in ``cache.retention``."""
     received: int = 0
     """ns on the engine's clock when the request's last byte was read."""
 
@@ -41,9 +46,13 @@ class Rejected(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """New output tokens of a request, in order."""
+    """New output tokens of one choice of a request, in order; ``finish`` when this choice has ended while
+    others go on."""
 
     ids: tuple[int, ...]
+    choice: int = 0
+    logprobs: tuple[Logprob, ...] = ()
+    finish: Finish | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
-from engine.request import Sampling, Tokens
+from engine.request import Logprob, Sampling, Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +28,59 @@ class Row:
     sampling: Sampling = Sampling()
     draw: int = 0
     """Index of the token to draw (0 = first output token); keys the random draw."""
+    choice: int = 0
+    """Which of the request's choices this row computes; keys the random draw too."""
+    forks: int = 0
+    """The last row of a prefill with n > 1: draw for the choices ``1 .. forks`` from the same logits too
+    (StepResult.forked)."""
+    adapter: str | None = None
+    """Digest of the LoRA adapter to compute it with."""
+    prompt: int = 0
+    """Tokens of the prompt: what lies behind it is output, which penalties look at."""
+    known: Tokens[int] | None = None
+    """All its tokens up to and with this chunk's last, given only where the draw depends on them
+    (penalties, a schema)."""
 
     @property
     def is_decode(self) -> bool:
         return self.samples and self.draw > 0 and len(self.tokens) == 1
 
 
+class Move(StrEnum):
+    """What a Transfer does. Places are device blocks, host slots (from 1) and disk keys (digests)."""
+
+    COPY = "copy"
+    """Device block to device block."""
+    SAVE = "save"
+    """Device block to host slot."""
+    LOAD = "load"
+    """Host slot to device block."""
+    SPILL = "spill"
+    """Host slot to disk."""
+    FETCH = "fetch"
+    """Disk to host slot."""
+    DROP = "drop"
+    """Forget a disk key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One block moved. ``source`` and ``target`` are block or slot numbers, 0 where a disk key stands in
+    their place. ``key`` = content digest, checked with the bytes when they come back from disk."""
+
+    move: Move
+    source: int = 0
+    target: int = 0
+    key: bytes = b""
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
+    """``transfers`` are carried out in order before any row is computed; a step may hold only those."""
+
     step: int
     rows: tuple[Row, ...]
+    transfers: tuple[Transfer, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -46,11 +91,19 @@ class StepPlan:
 class StepResult:
     """``tokens[i]`` is what row i drew, None where it only prefilled. ``failed`` names rows by index
     whose result is unusable (NaN). ``duration`` in seconds is what a simulated step takes; None when
-    the time has really passed."""
+    the time has really passed. ``errors`` says why a row failed where it is not that.
+
+    ``forked[i]`` are the tokens that row i drew for its other choices; ``logprobs[i]`` one for each token
+    that row i drew, its own first, then those of ``forked``. ``lost`` are the indexes of transfers that
+    did not happen (a torn or vanished file, a full disk): their targets hold nothing."""
 
     tokens: tuple[int | None, ...]
     duration: float | None = None
     failed: tuple[int, ...] = ()
+    errors: Mapping[int, str] = field(default_factory=dict)
+    forked: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    logprobs: Mapping[int, tuple[Logprob, ...]] = field(default_factory=dict)
+    lost: tuple[int, ...] = ()
 
 
 class Runner(Protocol):
@@ -65,7 +118,8 @@ class Runner(Protocol):
     vocabulary: int
     max_positions: int
 
-    def allocate(self, blocks: int, block_size: int) -> None:
-        """Make KV memory for ``blocks`` usable blocks (one more is made for the null block)."""
+    def allocate(self, blocks: int, block_size: int, host_blocks: int = 0) -> None:
+        """Make KV memory for ``blocks`` usable blocks (one more is made for the null block), and room for
+        ``host_blocks`` more in host memory."""
 
     def execute(self, plan: StepPlan) -> StepResult: ...

@@ -34,6 +34,7 @@ class Waiting:
     prompt: int
     uncached: int
     output: float
+    tenant: str = "default"
 
     @property
     def tokens(self) -> int:
