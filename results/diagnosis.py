@@ -36,7 +36,7 @@ REMEDIES = {
     "H4": "freeze or switch off garbage collection in the window",
     "H5": "add load processes, or move the client to its own machine",
     "H6": "use a machine that is not shared, or a larger one",
-    "H7": "a cap or a late feeder kept requests back; lift the cap or lower the rate",
+    "H7": "a late feeder kept requests back; lower the rate or add load processes",
     "H8": "raise the limits of file descriptors and ports",
     "H9": "see the log of the load process; these requests have no outcome",
     "H10": "something beside this client talked to the gateway, or records are missing",
@@ -82,9 +82,25 @@ def _client(health: Health, data: RunData) -> Iterator[Finding]:
     if signals.hidden_retries:
         text = f"the server counted {signals.hidden_retries:.0f} requests more than the client made attempts"
         yield Finding("hidden_retries", text, "find the proxy or library that tries again")
+    yield from _machines(data)
     if data.manifest.get("co_located") and not data.judging.virtual:
         text = "client and target share the CPUs of this machine"
         yield Finding("co_located", text, "run the target elsewhere to measure its capacity")
+
+
+def _machines(data: RunData) -> Iterator[Finding]:
+    """Load machines whose clock or priority may have moved a latency (MEASUREMENT C1)."""
+    floor = data.judging.limits.latency_floor
+    for host, clock in (data.manifest.get("clock") or {}).items():
+        bound = clock["bound_ns"]
+        if bound is None or bound * 1e-9 > floor:
+            wrong = "by an unknown time" if bound is None else f"by up to {bound * 1e-6:.1f} ms"
+            text = f"the clock of {host} may be wrong {wrong}, where {floor * 1e3:g} ms would be noticed"
+            yield Finding("clock_bound", text, "let the clocks of the machines follow one server (NTP, PTP)")
+    behind = sorted({one["host"] for one in data.manifest.get("placement") or () if one["niceness"] > 0})
+    if behind:
+        text = f"load processes on {', '.join(behind)} ran at a lowered priority"
+        yield Finding("placement", text, "start Ray with RAY_worker_niceness=0, see docs/cluster.md")
 
 
 def _broken(row: dict[str, Any]) -> str:

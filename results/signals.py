@@ -165,8 +165,9 @@ def _little(data: RunData, view: View) -> tuple[float | None, str]:
 
 
 def _rate_deviation(view: View) -> float | None:
-    asked = int(view.window["due"].notna().sum())
-    offered = int((view.window["due"].notna() & view.window["start"].notna()).sum())
+    """Of what the driver was to send: what a declared cap dropped is the scenario's will (C16)."""
+    meant = view.window[view.window["due"].notna() & (view.window["outcome"] != Outcome.DROPPED)]
+    asked, offered = len(meant), int(meant["start"].notna().sum())
     return offered / asked - 1 if asked else None
 
 

@@ -39,6 +39,9 @@ def _class(spec: ClassSpec) -> ClassConfig:
         max_total=spec.limits.total,
         default_output=spec.default_output or (usual if most is None else min(usual, most)),
         deadline=spec.deadline,
+        retention=spec.retention,
+        max_queued=spec.queued.requests,
+        max_queued_tokens=spec.queued.tokens,
     )
 
 

@@ -18,9 +18,11 @@ from engine.config import (
     CostModel,
     HealthConfig,
     MemoryConfig,
+    Preemption,
     QueueConfig,
     RouterConfig,
     SchedulerConfig,
+    TenantConfig,
 )
 from faults.fault import Fault
 from loadgen.plan import Arrival, Phases, Seconds, Share, Workload
@@ -50,12 +52,17 @@ class Engine:
     memory: MemoryConfig = MemoryConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     admission: AdmissionConfig = AdmissionConfig()
-    preemption: Literal["recompute", "none"] = "recompute"
+    preemption: Preemption = "recompute"
+    priority_preemption: bool = False
     queue: QueueConfig = QueueConfig()
     router: RouterConfig = RouterConfig()
     cache: CacheConfig = CacheConfig()
     health: HealthConfig = HealthConfig()
     cost: CostModel = CostModel()
+    tenants: Mapping[str, TenantConfig] = field(default_factory=dict)
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    max_adapters: int = 8
+    max_lora_rank: int = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +116,14 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Queued:
+    """Most requests and tokens of one class that may wait (ENGINE E32)."""
+
+    requests: int | None = None
+    tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Slo:
     """Bounds that a request must meet to be good (MEASUREMENT 3, C26); absent = no bound."""
 
@@ -138,12 +153,15 @@ class Checks:
 
 @dataclass(frozen=True, slots=True)
 class ClassSpec:
-    """A named kind of request. ``rank`` 0 is the most urgent; ``deadline`` counts from its arrival."""
+    """A named kind of request. ``rank`` 0 is the most urgent; ``deadline`` counts from its arrival;
+    ``retention`` names one of ``cache.retention``; ``queued`` bounds what of it may wait at our engine."""
 
     rank: int = 0
     limits: Limits = Limits()
     default_output: int | None = None
     deadline: Seconds | None = None
+    retention: str | None = None
+    queued: Queued = Queued()
     stream: bool = True
     cap: Cap | None = None
     slo: Slo = Slo()

@@ -497,3 +497,8 @@ def test_progress_says_how_long_it_still_takes(swept: Path, small: Path) -> None
     space = begun.design.spec.space
     assert space is not None
     assert ask(space, history(of_cell(begun.runs, 0))) is None
+
+
+def test_a_class_that_is_not_there_is_named_with_those_that_are(small: Path) -> None:
+    with pytest.raises(UsageFailed, match="no class 'chat': there is ping"):
+        make_design(SweepOptions(str(small), ("chat.rate=1:4",)))

@@ -391,6 +391,22 @@ def test_what_could_not_be_looked_at_is_a_finding(
     assert not own or found["scrapes_failed"].startswith("3 scrapes")
 
 
+def test_machines_of_a_cluster_that_may_move_latencies_are_findings(record: Make, run_of: MakeRun) -> None:
+    """A clock that may be wrong by more than the floor of latencies, or could not be read at the end, and
+    load processes behind others are named; good ones are not."""
+    run = run_of(many(record, 40))
+    run.manifest["clock"] = {
+        host: {"offset_ns": 0, "drift_ns": 0, "bound_ns": bound}
+        for host, bound in (("good", 100_000), ("far", 7_000_000), ("mute", None))
+    }
+    run.manifest["placement"] = [{"host": "good", "niceness": 0}, {"host": "far", "niceness": 15}]
+    found = [f for f in judge(run)["findings"] if f["code"] in ("clock_bound", "placement")]
+    assert [f["code"] for f in found] == ["clock_bound", "clock_bound", "placement"]
+    assert ["far" in f["text"] for f in found] == [True, False, True]
+    assert "7.0 ms" in found[0]["text"] and "mute" in found[1]["text"]
+    assert not any("good" in f["text"] for f in found)
+
+
 def test_users_who_had_nothing_left_to_ask_leave_the_run_open(record: Make, run_of: MakeRun) -> None:
     """A closed loop that came to the end of its plan in the window was a smaller load than the scenario
     says; one that would have asked again only after the window was not."""
