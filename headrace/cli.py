@@ -254,15 +254,16 @@ def dashboards(
 
 @model_app.command("pull")
 def model_pull(
-    name: Annotated[str, typer.Argument(help="Name of a known model (`bench model list`).")],
+    name: Annotated[str, typer.Argument(help="A known model (`bench model list`), or org/name[@revision] of the hub.")],
     to: Annotated[Path | None, typer.Option(help="Folder to put it in [the user's cache folder].")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
 ) -> None:
     """Fetch a model once, check it, and make it ready to serve.
 
-    Example: [bold]bench model pull smollm2-135m[/bold]
+    Example: [bold]bench model pull Qwen/Qwen2.5-0.5B-Instruct[/bold]
     """
-    from engine.model.pull import PullError, pull
+    from engine.model.fetch import PullError
+    from engine.model.pull import pull
 
     try:
         with console.progress(f"pulling {name}", quiet) as advance:

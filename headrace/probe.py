@@ -28,6 +28,8 @@ from loadgen.reference.log import LogTail
 _LOG_NS = 250_000_000
 """Within this the server's log has what ended."""
 _READY_S = 60.0
+_RECORD_S = 1e-3
+"""A record of 50 tokens takes a quarter of this, and at the client's limit most are made after the load."""
 _SPARE_FDS = 64
 _MOST_WARM = 1000
 
@@ -108,7 +110,8 @@ async def _load(
     for child in children:
         child.tell({"start": t0})
     watch = asyncio.create_task(_watch(order, children, server, t0))
-    limit = order.lead + order.phases.load_ns / 1e9 + 2 * DRAIN_S + _READY_S
+    load = order.phases.load_ns / 1e9
+    limit = order.lead + load + 2 * DRAIN_S + _READY_S + order.rate * load * _RECORD_S
     try:
         async with asyncio.timeout(limit):
             ends = await asyncio.gather(*(_finished(child, folder) for child in children))
