@@ -11,7 +11,8 @@ demo: $(STAMP)  ## install, fetch the model, run the quickstart against a real m
 
 test: $(STAMP)  ## install, fetch the model, run every test
 	$(VENV)/bin/bench model pull smollm2-135m --quiet
-	$(VENV)/bin/python -m pytest -q
+	$(VENV)/bin/python -m pytest -q -m 'not e2e' -n auto --dist loadfile
+	$(VENV)/bin/python -m pytest -q -m e2e
 
 $(STAMP): pyproject.toml constraints.txt
 	$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)

@@ -32,7 +32,7 @@ from engine.fleet.door import Identity
 from engine.fleet.fleet import Fleet
 from engine.fleet.health import State
 from engine.fleet.supervisor import ProcessPool, WorkersFailed
-from engine.model import ModelError, identity, load_tokenizer
+from engine.model import ModelError, check, fingerprint, identity, load_tokenizer
 from engine.plain import PlainError
 from engine.process import end_with_parent
 
@@ -63,12 +63,16 @@ async def serve(
     ``token_file``. Raises ModelError, WorkersFailed (a worker cannot start: with its log), OSError (a
     port is taken) or PermissionError (the token file is open to others).
     """
+    check(config)
     tokenizer = load_tokenizer(config)
-    pool = ProcessPool(config)
-    fleet = Fleet(config, pool, time.monotonic_ns, Identity(**identity(config)), process_metrics=True)
+    names = identity(config)
+    pool = ProcessPool(config, fingerprint(names))
+    reading = ThreadPoolExecutor(1, "adapters")
+    fleet = Fleet(config, pool, time.monotonic_ns, Identity(**names), process_metrics=True, executor=reading)
     signals = _Signals()
     async with AsyncExitStack() as stack:
         stack.callback(signals.close)
+        stack.enter_context(reading)
         executor = stack.enter_context(ThreadPoolExecutor(1, "tokenise"))
         stamps = Stamps(time.monotonic_ns, lambda: int(time.time()))
         service = Service(fleet, tokenizer, config, stamps, executor)

@@ -24,6 +24,9 @@ class Cancel:
     id: int
     reason: Finish = Finish.CANCELLED
     """STOP when the gateway saw a stop string, EXPIRED when a deadline passed."""
+    choice: int | None = None
+    """End this choice alone; None = the request with all its choices. Of no effect before its first token
+    and once it has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,8 @@ class Recall:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Breakpoint (ENGINE E48): the first request that matches pauses when it reaches ``phase``.
+    """Breakpoint (ENGINE E48): the first request that matches pauses when it, or the first of its choices,
+    reaches ``phase``; with all its choices.
 
     ``phase`` is ``admitted``, ``prefill:k`` (after chunk k) or ``decode:n`` (before that commit).
     ``request`` None matches any request on the worker.
@@ -127,6 +131,9 @@ class Load:
     """Blocks referenced."""
     free_blocks: int = 0
     ack: int = 0
+    prefill_rate: float | None = None
+    """R_prefill and R_decode in tokens/s over its last 30 busy s (ENGINE E40); None before any sample."""
+    decode_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +162,7 @@ class Heartbeat:
     """Cumulative meter snapshot (engine.telemetry.Meter.snapshot)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one for each token: a frozen one takes three times as long to make
 class TokensOut:
     """New tokens of one choice; ``logprobs`` one for each of them, or none at all."""
 
@@ -240,6 +247,8 @@ class AdapterState:
     digest: str
     loaded: bool
     error: str | None = None
+    seconds: float | None = None
+    """What it took to load, where a step did nothing else."""
 
 
 @dataclass(frozen=True, slots=True)

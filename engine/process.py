@@ -27,7 +27,8 @@ from pathlib import Path
 from engine import messages as m
 from engine.config import EngineConfig
 from engine.config_io import read_config
-from engine.model import budget, load_runner
+from engine.kv.places import Sizes
+from engine.model import ModelError, budget, load_runner
 from engine.runner.base import Runner, StepPlan
 from engine.warmup import warm_up
 from engine.wire import Frames, encode
@@ -182,12 +183,17 @@ def end_with_parent(number: signal.Signals) -> None:
         ctypes.CDLL(None).prctl(1, number)  # 1 = PR_SET_PDEATHSIG
 
 
-def build(config: EngineConfig, index: int, epoch: int) -> tuple[Worker, Runner]:
-    """A loaded and warmed-up worker. Raises ModelError or WarmUpFailed."""
-    runner = load_runner(config, index)
+def build(
+    config: EngineConfig, index: int, epoch: int, fingerprint: str | None = None
+) -> tuple[Worker, Runner]:
+    """A loaded and warmed-up worker, of the model with this ``engine.model.fingerprint``. Raises ModelError
+    or WarmUpFailed."""
+    runner = load_runner(config, index, fingerprint)
     blocks = budget(config).blocks
     config = dataclasses.replace(config, memory=dataclasses.replace(config.memory, kv_blocks=blocks))
-    runner.allocate(blocks, config.memory.block_size)
+    size = config.memory.block_size
+    sizes = Sizes.of(config.cache.tiers, runner.kv_bytes_per_token * size)
+    runner.allocate(blocks, size, sizes.slots)
     warm_up(config, runner, time.monotonic_ns)
     worker = Worker(
         config,
@@ -196,6 +202,7 @@ def build(config: EngineConfig, index: int, epoch: int) -> tuple[Worker, Runner]
         eos_ids=runner.eos_ids,
         max_positions=runner.max_positions,
         vocabulary=runner.vocabulary,
+        kv_bytes_per_token=runner.kv_bytes_per_token,
         epoch=epoch,
     )
     return worker, runner
@@ -207,6 +214,7 @@ def main() -> int:
     parser.add_argument("--worker", type=int, required=True)
     parser.add_argument("--epoch", type=int, default=1, help="above every epoch of earlier incarnations")
     parser.add_argument("--key", default="", help="tells this incarnation from others to the gateway")
+    parser.add_argument("--fingerprint", help="of the model's identity, to which its files must still fit")
     parser.add_argument("--config", type=Path, required=True)
     options = parser.parse_args()
     end_with_parent(signal.SIGKILL)
@@ -217,7 +225,12 @@ def main() -> int:
     main_socket, beat = (
         connect(options.socket, options.worker, options.key, use) for use in ("main", "beat")
     )
-    worker, runner = build(config, options.worker, options.epoch)
+    try:
+        worker, runner = build(config, options.worker, options.epoch, options.fingerprint)
+    except ModelError as error:
+        log.error("cannot load the model: %s", error)
+        main_socket.sendall(encode(m.Failed(f"cannot load the model: {error}")))
+        return FAILED
     process = WorkerProcess(worker, runner, main_socket, beat, config.health.heartbeat)
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     return process.run()

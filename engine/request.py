@@ -89,6 +89,12 @@ class Sampling:
     schema: str | None = None
     """JSON schema, as text, that the output must meet; ``{}`` is any JSON object."""
 
+    @property
+    def looks_back(self) -> bool:
+        """Drawing takes the tokens so far, not only the model's logits (Row.known)."""
+        penalties = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1
+        return bool(penalties) or self.schema is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
@@ -171,6 +177,11 @@ class WorkerTruth:
     step_tokens_mean: float = 0.0
     preemptions: int = 0
     created_cache_tokens: int = 0
+
+    @property
+    def hit(self) -> int:
+        """Prompt tokens read from the cache, whichever tier held them."""
+        return self.hit_device + self.hit_host + self.hit_disk
 
 
 TruthRow = dict[str, Any]

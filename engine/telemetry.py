@@ -93,7 +93,7 @@ _ENGINE = (
         "Requests in the worker's own backlog",
         "sum",
         class_=OPEN,
-        reason=("capacity",),
+        reason=("capacity", "adapter", "swapped", "restore"),
     ),
     _gauge(
         "engine_kv_blocks",
@@ -103,26 +103,29 @@ _ENGINE = (
     ),
     _gauge("engine_kv_usage_ratio", "Referenced blocks over usable blocks", "max"),
     _gauge("engine_kv_reserved_blocks", "Blocks promised to running requests and not yet held", "sum"),
+    _gauge("engine_active_kv_tokens", "KV tokens of the blocks that running requests hold", "sum", tenant=OPEN),
     _gauge("engine_ready", "1 while the worker takes requests", "latest"),
     _gauge("engine_cache_epoch", "Epoch of the worker's prefix cache", "latest"),
     _gauge("engine_step_age_seconds", "Age of the step that runs now, 0 while none runs", "max"),
-    _counter("engine_prompt_tokens", "Prompt tokens admitted", source=("computed", "device")),
+    _counter("engine_prompt_tokens", "Prompt tokens admitted", source=("computed", "device", "host", "disk")),
     _counter("engine_generated_tokens", "Output tokens"),
     _counter("engine_recomputed_tokens", "Tokens computed again after a preemption"),
     _counter("engine_prefix_query_tokens", "Prompt tokens looked up in the prefix cache"),
     _counter("engine_prefix_hit_tokens", "Prompt tokens read from the prefix cache"),
     _counter("engine_miss_tokens", "Prompt tokens not read from cache", reason=tuple(MissReason)),
+    _counter("engine_service", "Weighted tokens that ended requests have had (fairness)", tenant=OPEN),
     _counter("engine_requests", "Requests taken by the worker", class_=OPEN),
     _counter("engine_rejections", "Requests handed back", reason=("backlog", "draining"), class_=OPEN),
     _counter("engine_finished", "Requests ended", reason=_FINISH, class_=OPEN),
     _counter("engine_cancelled", "Cancelled requests by the phase they were in", phase=_PHASES),
-    _counter("engine_preemptions", "Requests that gave their blocks back", cause=("memory",)),
+    _counter("engine_preemptions", "Requests that gave their blocks back", cause=("memory", "priority")),
     _counter(
         "engine_evicted_blocks",
         "Cached blocks that lost their content",
-        cause=("capacity", "ttl"),
-        tier=("device",),
+        cause=("capacity", "ttl", "bad"),
+        tier=("device", "host", "disk"),
     ),
+    _counter("engine_swapped_blocks", "Blocks of preempted requests moved to host memory and back", direction=("out", "in")),
     _counter("engine_duplicate_blocks", "Blocks computed although their content was cached"),
     _counter("engine_prefix_collisions", "Digest matches with other tokens (counted as misses)"),
     _counter("engine_allocation_failures", "Allocations that the pool could not serve"),
@@ -145,6 +148,7 @@ _ENGINE = (
     _times("engine_schedule", "Planning of one step"),
     _times("engine_cancel_to_free", "Cancel flag to freed blocks"),
     _times("engine_block_idle_before_evict", "Last release to eviction of a cached block"),
+    _times("engine_restore", "Loading of a prompt's blocks from a slower tier", tier=("host", "disk")),
     _times("engine_block_reuse_gap", "Last release to next hit of a cached block"),
     Metric(
         "headrace_engine_step_tokens", "histogram", "Tokens computed in a step", {}, buckets=TOKEN_BUCKETS
@@ -157,7 +161,11 @@ _ROUTER = (
     _counter(
         "router_rejections",
         "Requests refused at submit",
-        reason=("queue_full", "context_length", "not_ready", "draining", "deadline_unreachable"),
+        reason=(
+            *("queue_full", "class_queue_full", "tenant_queue_full", "deadline_unreachable"),
+            *("context_length", "tenant_kv_limit", "class_not_allowed", "not_ready", "draining"),
+            "model_not_found",
+        ),
         class_=OPEN,
     ),
     _counter(
@@ -187,7 +195,7 @@ _ROUTER = (
     _counter(
         "router_retries",
         "Attempts after the first",
-        reason=("worker_lost", "silent", "stalled", "step_failed"),
+        reason=("worker_lost", "silent", "stalled", "step_failed", "adapter_unavailable"),
     ),
     _counter("router_recalls", "Requests handed back unstarted", reason=("draining", "ejected", "urgent")),
     _counter("router_fenced_tokens", "Tokens of an older attempt or incarnation, dropped"),
@@ -218,6 +226,10 @@ class _Histogram:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
+
+    def add(self, value: float, times: int) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
 
 
 class Meter:
@@ -261,14 +273,13 @@ class Meter:
         """Set a gauge."""
         self._values[name][self._key(name, labels)] = value
 
-    def observe(self, name: str, value: float, **labels: str) -> None:
-        """Add one value to a histogram, in its unit (seconds, tokens, rows)."""
+    def observe(self, name: str, value: float, times: int = 1, **labels: str) -> None:
+        """Add a value to a histogram, so many times, in its unit (seconds, tokens, rows)."""
         series, key = self._histograms[name], self._key(name, labels)
         histogram = series.get(key)
         if histogram is None:
             histogram = series[key] = _Histogram(self._bounds[name])
-        histogram.counts[bisect_left(histogram.bounds, value)] += 1
-        histogram.sum += value
+        histogram.add(value, times)
 
     def get(self, name: str, **labels: str) -> float:
         """The present value of a counter or gauge, 0 if never touched."""

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable
 
 from engine import messages as m
-from engine.config import EngineConfig
+from engine.config import EngineConfig, TiersConfig
 from engine.kv.blocks import block_digests
 from engine.request import Finish, Request, Sampling, WorkerTruth
 from engine.runner.base import Runner
@@ -29,10 +29,11 @@ def warm_up(config: EngineConfig, runner: Runner, clock: Callable[[], int]) -> N
     ``config.memory.kv_blocks`` is set and the runner's memory is allocated. A worker of its own does it,
     so that pool, cache and counters of the real one begin clean. Raises WarmUpFailed.
     """
-    # Every control as configured, but nothing here may wait for anything.
+    # Every control as configured, but nothing here may wait for anything or be left in a slower tier.
     admission = dataclasses.replace(config.admission, kv_headroom=0.0)
+    cache = dataclasses.replace(config.cache, tiers=TiersConfig())
     worker = Worker(
-        dataclasses.replace(config, admission=admission),
+        dataclasses.replace(config, admission=admission, cache=cache),
         0,
         "warm-up",
         eos_ids=runner.eos_ids,

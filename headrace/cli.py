@@ -254,7 +254,9 @@ def dashboards(
 
 @model_app.command("pull")
 def model_pull(
-    name: Annotated[str, typer.Argument(help="A known model (`bench model list`), or org/name[@revision] of the hub.")],
+    name: Annotated[
+        str, typer.Argument(help="A known model (`bench model list`), or org/name[@revision] of the hub.")
+    ],
     to: Annotated[Path | None, typer.Option(help="Folder to put it in [the user's cache folder].")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")] = False,
 ) -> None:
@@ -262,14 +264,9 @@ def model_pull(
 
     Example: [bold]bench model pull Qwen/Qwen2.5-0.5B-Instruct[/bold]
     """
-    from engine.model.fetch import PullError
-    from engine.model.pull import pull
+    from headrace.models import pull_shown
 
-    try:
-        with console.progress(f"pulling {name}", quiet) as advance:
-            folder = pull(name, to, advance)
-    except PullError as error:
-        raise BenchError(str(error)) from error
+    folder = pull_shown(name, to, quiet)
     if not quiet:
         console.say(str(folder))
 

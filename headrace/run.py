@@ -21,6 +21,7 @@ from headrace.evidence import Scene, audit, collect, until_quiet
 from headrace.interrupt import beside, stopped_by_ctrl_c
 from headrace.live import limit_of, live_site, preflight, target_override, with_first_model
 from headrace.manifest import manifest
+from headrace.models import obtain
 from headrace.site import LEAD_NS, Load, LoadOrder, Site
 from headrace.verdict import Outcome, conclude
 from headrace.virtual import refuse_url, virtual_site
@@ -32,7 +33,7 @@ from loadgen.scrape import Scraper
 from results.run import Run, RunData, RunError
 from scenarios import parts, traces
 from scenarios.load import resolved
-from scenarios.schema import Scenario, UrlTarget
+from scenarios.schema import EngineTarget, Scenario, UrlTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,9 @@ def run_scenario(path: Path, options: Options, view: View) -> Outcome:
     if options.target is not None:  # only now: a broken scenario is said before anybody is asked
         assert isinstance(scenario.target, UrlTarget), "overridden"
         scenario = replace(scenario, target=with_first_model(scenario.target))
+    target = scenario.target
+    if not options.virtual and isinstance(target, EngineTarget) and obtain(target.engine.model):
+        prepare.load_scenario(path, overrides)  # now that the model's own limit is known
     asked = scenario.target if isinstance(scenario.target, UrlTarget) and not options.virtual else None
     if asked is not None and (context := limit_of(asked)) is not None:
         prepare.load_scenario(path, overrides, context=context)

@@ -15,6 +15,7 @@ from engine.fleet.supervisor import WorkersFailed
 from engine.model import ModelError, check
 from headrace import console
 from headrace.errors import TargetFailed, UsageFailed
+from headrace.models import obtain
 from headrace.prepare import load_scenario
 from scenarios.parts import engine_config
 from scenarios.schema import EngineTarget
@@ -33,6 +34,7 @@ def serve_engine(
     Raises UsageFailed for a wrong file, model or port, TargetFailed if a worker cannot start.
     """
     engine = _engine(config, model, workers, overrides)
+    obtain(engine.model)
     token = None if admin_port is None else _token_file()
     console.hint(f"starting {engine.workers} worker(s) with {engine.model} ...")
 

@@ -19,6 +19,7 @@ from engine.config import EngineConfig
 from engine.fleet.door import Identity
 from engine.fleet.fleet import Fleet
 from engine.fleet.inproc import InprocPool
+from engine.model import ModelError
 from engine.model.loader import identity, load_runner, load_tokenizer, with_kv_blocks
 from faults.fault import Controls
 from headrace.errors import TargetFailed, UsageFailed
@@ -59,7 +60,10 @@ async def virtual_site(scenario: Scenario, clock: Clock) -> AsyncIterator[Virtua
     refuse_url(scenario)
     config = with_kv_blocks(replace(engine_config(scenario), model=MODEL))
     pool = InprocPool(config, clock, lambda worker: load_runner(config, worker))
-    fleet = Fleet(config, pool, clock, Identity(**identity(config)))
+    try:
+        fleet = Fleet(config, pool, clock, Identity(**identity(config)))
+    except ModelError as error:  # an adapter's folder that is there and cannot be read
+        raise UsageFailed(str(error)) from error
     await fleet.start()
     try:
         await _until_ready(fleet, clock)

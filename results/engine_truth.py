@@ -90,6 +90,12 @@ def _tokens(joined: pd.DataFrame) -> dict[str, Any]:
     }
 
 
+def _hits(rows: pd.DataFrame) -> int | None:
+    """Over all tiers."""
+    known = [n for tier in TIERS if (n := _total(rows, f"hit_{tier}")) is not None]
+    return sum(known) if known else None
+
+
 def _waits(joined: pd.DataFrame, name: str) -> dict[str, Any]:
     if "first_scheduled" not in joined or "received" not in joined:
         return {"n": 0, "p50": None, "p90": None, "max": None, "reason": "not in the truth"}
@@ -112,7 +118,7 @@ def _by_worker(joined: pd.DataFrame) -> dict[str, dict[str, Any]]:
         str(worker): {
             "requests": len(rows),
             "prompt_tokens": _total(rows, "prompt"),
-            "hit_tokens": _total(rows, "hit_device"),
+            "hit_tokens": _hits(rows),
             "generated_tokens": _total(rows, "generated"),
         }
         for worker, rows in groups

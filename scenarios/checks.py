@@ -95,12 +95,7 @@ def sense(scenario: Scenario, context: int | None = None) -> Found:
             yield ("timeouts", key), "a timeout must be longer than 0s: nothing could be answered in time"
     yield from _sizes(scenario)
     yield from lengths(scenario, context)
-    for i, load in enumerate(scenario.load):
-        if load.adapters is not None and isinstance(scenario.target, EngineTarget):
-            yield (
-                ("load", i, "adapters"),
-                "the built-in engine has no adapters; this needs target: {url: ..}",
-            )
+    yield from _adapters(scenario)
     yield from _target(scenario)
     for name, spec in scenario.classes.items():
         yield from _class(name, spec)
@@ -114,6 +109,17 @@ def sense(scenario: Scenario, context: int | None = None) -> Found:
     for i, fault in enumerate(scenario.faults):
         for key, message in _fault(fault, scenario):
             yield ("faults", i, key), message
+
+
+def _adapters(scenario: Scenario) -> Found:
+    """Adapters that the built-in engine would not know: it answers 404 for them."""
+    if not isinstance(scenario.target, EngineTarget):
+        return
+    known = scenario.target.engine.adapters
+    for i, load in enumerate(scenario.load):
+        for name in [name for name in load.adapters or () if name not in known]:
+            what = f"target.engine.adapters has no {name!r}{nearest(name, known)}"
+            yield ("load", i, "adapters", name), what
 
 
 def _clocks(scenario: Scenario) -> Found:
@@ -203,8 +209,16 @@ def _target(scenario: Scenario) -> Found:
     if engine.memory.kv_blocks is not None and engine.memory.total is not None:
         yield ("target", "engine", "memory"), "give kv_blocks or total, not both"
     for place, message in problems(engine_config(scenario)):
-        if place != ("workers",):
+        if place[0] == "classes":
+            yield _class_place(*place), message
+        elif place != ("workers",):
             yield ("target", "engine", *place), message
+
+
+def _class_place(classes: str, name: str, field: str) -> tuple[str, ...]:
+    """Where a scenario says what the engine knows as this field of a class."""
+    keys = {"max_queued": ("queued", "requests"), "max_queued_tokens": ("queued", "tokens")}
+    return classes, name, *keys.get(field, (field,))
 
 
 def _url(target: UrlTarget) -> Found:

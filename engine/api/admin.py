@@ -37,6 +37,8 @@ class Controls(Protocol):
     async def held(self, hold_id: int, timeout: float) -> dict[str, Any] | None: ...
     async def release(self, hold_id: int) -> None: ...
     async def pool(self, blocks: int) -> None: ...
+    async def load_adapter(self, name: str, folder: str) -> dict[str, Any]: ...
+    async def unload_adapter(self, name: str) -> None: ...
     async def cache_reset(self) -> None: ...
 
 
@@ -77,6 +79,8 @@ class AdminDoor:
         route("POST", "/admin/hold", self._answer(self._hold))
         route("GET", "/admin/hold/{hold_id}", self._answer(self._held))
         route("POST", "/admin/release", self._answer(self._release))
+        route("POST", "/admin/adapters/{name:.+}", self._answer(self._load_adapter))
+        route("DELETE", "/admin/adapters/{name:.+}", self._answer(self._unload_adapter))
         route("POST", "/admin/pool", self._answer(self._pool))
         route("POST", "/admin/cache/reset", self._answer(lambda _: self._controls.cache_reset()))
         return application
@@ -145,6 +149,15 @@ class AdminDoor:
 
     async def _pool(self, request: web.Request) -> None:
         await self._controls.pool(_integer(await _body(request), "blocks"))
+
+    async def _load_adapter(self, request: web.Request) -> dict[str, Any]:
+        path = (await _body(request)).get("path")
+        if not isinstance(path, str) or not path:
+            raise ValueError(f"path: the adapter's PEFT folder is needed, not {path!r}")
+        return await self._controls.load_adapter(request.match_info["name"], path)
+
+    async def _unload_adapter(self, request: web.Request) -> None:
+        await self._controls.unload_adapter(request.match_info["name"])
 
     async def _truth(self, request: web.Request) -> web.StreamResponse:
         rows = await self._controls.truth(int(request.query.get("after", "0")))

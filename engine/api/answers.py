@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
+from engine.api.choices import Part
+from engine.api.logprobs import Piece, of_chat, of_completion
+from engine.api.openai import Call
 from engine.fleet.backend import Ended
 
 DONE = b"data: [DONE]\n\n"
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def dump(value: Any) -> bytes:
@@ -23,51 +29,59 @@ def event(value: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Formats one request's answer. ``created`` is unix time in whole seconds."""
+    """Formats one request's answer. ``created`` is unix time in whole seconds, ``piece`` the bytes of a
+    token. Ids and logprobs are there only if the client asked for them."""
 
     id: int
     created: int
-    model: str
-    chat: bool
+    call: Call
+    piece: Piece
 
-    def chunk(self, text: str, ids: tuple[int, ...] | None, first: bool) -> bytes:
-        """One token-bearing event; ``ids`` only if the client asked for them. The first of a chat names
-        the role."""
-        choice: dict[str, Any] = {"index": 0}
-        if self.chat:
-            choice["delta"] = {"role": "assistant", "content": text} if first else {"content": text}
+    def chunk(self, index: int, part: Part, first: bool) -> bytes:
+        """One token-bearing event of choice ``index``. The first of a chat's choice names the role."""
+        if self.call.chat:
+            role = {"role": "assistant"} if first else {}
+            body: dict[str, Any] = {"delta": {**role, "content": part.text}}
         else:
-            choice["text"] = text
-        choice |= {"logprobs": None, "finish_reason": None}
-        if ids is not None:
-            choice["token_ids"] = list(ids)
-        return event({**self._head(chunk=True), "choices": [choice]})
+            body = {"text": part.text}
+        return self._event([self._choice(index, body, part, None)])
 
-    def finish(self, reason: str) -> bytes:
-        """The event with the finish reason, without text."""
-        choice: dict[str, Any] = {"index": 0, "delta": {}} if self.chat else {"index": 0, "text": ""}
-        choice |= {"logprobs": None, "finish_reason": reason}
-        return event({**self._head(chunk=True), "choices": [choice]})
+    def finish(self, index: int, reason: str) -> bytes:
+        """The event with a choice's finish reason, without text."""
+        body: dict[str, Any] = {"delta": {}} if self.call.chat else {"text": ""}
+        return self._event([{"index": index, **body, "logprobs": None, "finish_reason": reason}])
 
     def usage(self, ended: Ended, generated: int) -> bytes:
         """The usage event: no choices, usage and the headrace object."""
-        return event({**self._head(chunk=True), "choices": [], **_account(ended, generated)})
+        return self._event([], _account(ended, generated))
 
-    def whole(
-        self, text: str, ids: tuple[int, ...] | None, reason: str, ended: Ended, generated: int
-    ) -> bytes:
-        choice: dict[str, Any] = {"index": 0}
-        if self.chat:
-            choice["message"] = {"role": "assistant", "content": text}
-        else:
-            choice["text"] = text
-        choice |= {"logprobs": None, "finish_reason": reason}
-        if ids is not None:
-            choice["token_ids"] = list(ids)
-        return dump({**self._head(chunk=False), "choices": [choice], **_account(ended, generated)})
+    def whole(self, choices: Sequence[tuple[Part, str]], ended: Ended, generated: int) -> bytes:
+        """Everything at once: the output of each choice and its finish reason."""
+        bodies = []
+        for index, (part, reason) in enumerate(choices):
+            message = {"message": {"role": "assistant", "content": part.text}}
+            body = message if self.call.chat else {"text": part.text}
+            bodies.append(self._choice(index, body, part, reason))
+        return dump({**self._head(chunk=False), "choices": bodies, **_account(ended, generated)})
+
+    def _choice(self, index: int, body: dict[str, Any], part: Part, reason: str | None) -> dict[str, Any]:
+        choice = {"index": index, **body, "logprobs": self._logprobs(part), "finish_reason": reason}
+        if self.call.return_token_ids:
+            choice["token_ids"] = list(part.ids)
+        return choice
+
+    def _logprobs(self, part: Part) -> dict[str, Any] | None:
+        if self.call.sampling.logprobs is None or len(part.logprobs) != len(part.ids):
+            return None
+        if self.call.chat:
+            return of_chat(part.logprobs, self.piece)
+        return of_completion(part.logprobs, part.offsets, self.piece)
+
+    def _event(self, choices: list[dict[str, Any]], more: Mapping[str, Any] = _NOTHING) -> bytes:
+        return event({**self._head(chunk=True), "choices": choices, **more})
 
     def _head(self, chunk: bool) -> dict[str, Any]:
-        if self.chat:
+        if self.call.chat:
             kind, prefix = ("chat.completion.chunk" if chunk else "chat.completion"), "chatcmpl"
         else:
             kind, prefix = "text_completion", "cmpl"
@@ -75,7 +89,7 @@ class Answer:
             "id": f"{prefix}-{self.id}",
             "object": kind,
             "created": self.created,
-            "model": self.model,
+            "model": self.call.model,
         }
 
 

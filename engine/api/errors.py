@@ -44,6 +44,11 @@ class ApiError(Exception):
         return {"error": error}
 
 
+def invalid(message: str, param: str | None, code: str = "invalid_value") -> ApiError:
+    """400: ``param`` is the field that is wrong."""
+    return ApiError(400, code, message, param=param)
+
+
 def of_rejected(rejected: Rejected) -> ApiError:
     return ApiError(rejected.status, rejected.code, rejected.message, retry_after=rejected.retry_after)
 

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.api.answers import DONE, Answer, event
+from engine.api.choices import Choice, Part, joined
 from engine.api.errors import ApiError, of_ended, of_rejected
 from engine.api.exchange import Headers, Sink, answer_bytes, answer_error
 from engine.api.openai import Call
-from engine.api.stream import Delta, OutputText
-from engine.fleet.backend import Ask, Backend, Ended, Rejected, StreamEvent
+from engine.fleet.backend import Ask, Backend, Ended, Generated, Rejected, StreamEvent
 from engine.model.tokenizer import Tokenizer
 from engine.request import Finish
 
@@ -57,9 +57,9 @@ class Generation:
         self._sink = sink
         self._headers = headers
         self._on_over = on_over
-        self._output = OutputText(tokenizer, call.stop)
-        self._texts: list[str] = []
-        self._ids: list[int] = []
+        self._piece = tokenizer.piece
+        self._choices = [Choice(index, tokenizer, call.stop) for index in range(call.n)]
+        self._parts: list[list[Part]] = [[] for _ in self._choices]  # of a whole answer
         self._answer: Answer | None = None  # set by a submit that was taken
         self._started = False
         self._over = False
@@ -77,7 +77,7 @@ class Generation:
             log.exception("submit failed")
             self.fail(ApiError(500, "internal_error", "internal error"))
             return
-        self._answer = Answer(number, self._stamps.created(), self._call.model, self._call.chat)
+        self._answer = Answer(number, self._stamps.created(), self._call, self._piece)
 
     def fail(self, error: ApiError) -> None:
         """End with an error: a status while nothing is sent, else one event and the close."""
@@ -108,22 +108,44 @@ class Generation:
     def _take(self, answer: Answer, what: StreamEvent) -> None:
         if isinstance(what, Ended):
             self._end(answer, what)
-        elif not self._output.stopped:
-            self._show(answer, self._output.push(what.ids))
-            if self._output.stopped:
-                self._backend.cancel(answer.id, Finish.STOP)
+        elif self._choices[what.choice].reason is None:  # else it has met a stop string
+            self._push(answer, self._choices[what.choice], what)
 
-    def _show(self, answer: Answer, delta: Delta) -> None:
-        if not self._call.stream:
-            self._texts.append(delta.text)
-            self._ids += delta.ids
+    def _push(self, answer: Answer, choice: Choice, what: Generated) -> None:
+        self._show(answer, choice, choice.push(what.ids, what.logprobs))
+        choice.reason = choice.reason or what.finish
+        if choice.reason is None:
             return
-        ids = delta.ids if self._call.return_token_ids else None
-        if delta.text or ids:
-            first = not self._started
+        if all(other.reason is not None for other in self._choices):
+            self._backend.cancel(
+                answer.id, Finish.STOP
+            )  # the end of the last one is shown with the request's
+            return
+        self._close(answer, choice)
+        if what.finish is None:
+            self._backend.cancel(answer.id, Finish.STOP, choice.index)
+
+    def _show(self, answer: Answer, choice: Choice, part: Part) -> None:
+        if not self._call.stream:
+            self._parts[choice.index].append(part)
+        elif part.text or (part.ids and self._tells_ids):
             self._start_stream()
-            self._sink.write(answer.chunk(delta.text, ids, first))
+            self._sink.write(answer.chunk(choice.index, part, not choice.begun))
+            choice.begun = True
             self._backend.wrote(answer.id, self._stamps.clock())
+
+    @property
+    def _tells_ids(self) -> bool:
+        return self._call.return_token_ids or self._call.sampling.logprobs is not None
+
+    def _close(self, answer: Answer, choice: Choice) -> None:
+        """Show what was held back and why the choice has ended."""
+        self._show(answer, choice, choice.finish())
+        choice.closed = True
+        if self._call.stream:
+            assert choice.reason is not None
+            self._start_stream()
+            self._sink.write(answer.finish(choice.index, choice.reason))
 
     def _start_stream(self) -> None:
         if not self._started:
@@ -131,26 +153,26 @@ class Generation:
             self._sink.start(200, (*STREAM_HEADERS, *self._headers))
 
     def _end(self, answer: Answer, ended: Ended) -> None:
-        cut = self._output.stopped and ended.finish is Finish.CANCELLED  # our own cancel, by another name
+        settled = all(choice.reason is not None for choice in self._choices)
+        cut = settled and ended.finish is Finish.CANCELLED  # our own cancel, by another name
         error = None if cut else of_ended(ended)
         if error is not None:
             self.fail(error)
             return
-        self._show(answer, self._output.finish())
+        for choice in self._choices:
+            if not choice.closed:
+                choice.reason = choice.reason or ended.finish
+                self._close(answer, choice)
         self._finish()
-        generated = self._output.generated if self._output.stopped else ended.generated
-        reason = Finish.STOP if self._output.stopped else ended.finish
+        generated = sum(choice.generated for choice in self._choices)
         if self._call.stream:
-            self._start_stream()
-            self._sink.write(answer.finish(reason))
             if self._call.include_usage:
                 self._sink.write(answer.usage(ended, generated))
             self._sink.write(DONE)
             self._sink.end()
         else:
-            ids = tuple(self._ids) if self._call.return_token_ids else None
-            body = answer.whole("".join(self._texts), ids, reason, ended, generated)
-            answer_bytes(self._sink, body, headers=self._headers)
+            choices = [(joined(self._parts[each.index]), str(each.reason)) for each in self._choices]
+            answer_bytes(self._sink, answer.whole(choices, ended, generated), headers=self._headers)
             self._backend.wrote(answer.id, self._stamps.clock())
 
     def _finish(self) -> bool:

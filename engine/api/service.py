@@ -8,27 +8,29 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
-from engine.api import openai
-from engine.api.errors import ApiError, of_rejected
+from engine.api import openai, sampling
+from engine.api.errors import ApiError, invalid, of_rejected
 from engine.api.exchange import (
     Abort,
     ApiRequest,
-    Headers,
     Sink,
     answer_bytes,
     answer_error,
     answer_json,
 )
 from engine.api.generation import Generation, Stamps
+from engine.api.headers import check_text, deadline_of, echo, tenant
 from engine.api.prompts import components, tokenise
 from engine.config import CostModel, EngineConfig
 from engine.fleet.backend import Ask, Backend, Rejected
+from engine.model.grammar import Schemas
+from engine.model.schema_text import SchemaError
 from engine.model.tokenizer import Tokenizer
 from engine.request import Sampling, Tokens
 
@@ -39,7 +41,6 @@ OFF_LOOP_BYTES = 16 * 1024
 DEFAULT_CLASS = "default"
 """Of a request without a class; the gateway decides what that means."""
 DRAINING_RETRY_S = 5
-_OURS = ("x-request-id", "x-headrace-class", "x-headrace-tenant", "x-headrace-session")
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,9 @@ class Front(Backend, Protocol):
 
     def not_ready(self) -> tuple[str, int] | None:
         """Why no worker can serve now and after how many seconds to try again; None when one can."""
+
+    def adapters(self) -> Sequence[str]:
+        """Names beside the model's own that a request may give as ``model`` (ENGINE E39)."""
 
     def metrics(self) -> bytes:
         """The text of /metrics."""
@@ -79,6 +83,7 @@ class Service:
         self._stamps = stamps
         self._executor = executor
         self._charge = charge
+        self._schemas = Schemas(tokenizer)
         self._requests = 0
         self._tokenising: set[asyncio.Task[None]] = set()
         self._generations: set[Generation] = set()
@@ -97,13 +102,13 @@ class Service:
     def handle(self, request: ApiRequest, sink: Sink) -> Abort:
         """Begin to answer on ``sink``; returns what to call when the client goes away."""
         try:
-            _check_text(request.headers)
+            check_text(request.headers)
             abort = self._route(request)(request, sink)
         except ApiError as error:
-            answer_error(sink, error, _echo(request))
+            answer_error(sink, error, echo(request))
         except Exception:  # E2: one request ends, never the process
             log.exception("%s %s failed", request.method, request.path)
-            answer_error(sink, ApiError(500, "internal_error", "internal error"), _echo(request))
+            answer_error(sink, ApiError(500, "internal_error", "internal error"), echo(request))
         else:
             return abort or _nothing
         return _nothing
@@ -122,23 +127,20 @@ class Service:
         if self.draining:
             raise ApiError(503, "draining", "the engine is stopping", retry_after=DRAINING_RETRY_S)
         call = parse(request.body)
-        if call.model != self._config.model:
-            message = f"this engine serves {self._config.model!r}, not {call.model!r}"
-            raise ApiError(404, "model_not_found", message, param="model")
         ask = self._ask(request, call, received)
         generation = Generation(
-            self._front, self._tokenizer, self._stamps, call, sink, _echo(request), self._generations.discard
+            self._front, self._tokenizer, self._stamps, call, sink, echo(request), self._generations.discard
         )
         self._generations.add(generation)
 
         def submit(tokens: Tokens[int]) -> None:
-            generation.submit(replace(ask, tokens=tokens, sampling=self._sampling(call)))
+            generation.submit(replace(ask, tokens=tokens, sampling=self._seeded(call)))
 
-        if self._executor is not None and len(request.body) >= OFF_LOOP_BYTES:
-            self._spawn(self._tokenise_aside(self._executor, call.prompt, submit, generation))
+        if self._executor is not None and self._is_work(request, call):
+            self._spawn(self._prepare_aside(self._executor, call, submit, generation))
             return generation.abort
         with _failing(generation):
-            tokens = tokenise(self._tokenizer, call.prompt)
+            tokens = self._prepare(call)
             if self._charge is not None:
                 asyncio.get_running_loop().call_later(self._charge(len(tokens)), submit, tokens)
             else:
@@ -148,34 +150,62 @@ class Service:
     def _ask(self, request: ApiRequest, call: openai.Call, received: int) -> Ask:
         """The generation asked for, still without tokens and sampling. Raises ApiError for whatever can be
         refused before the prompt is tokenised."""
-        deadline = _deadline(request.headers)
-        class_ = request.headers.get("x-headrace-class", DEFAULT_CLASS)
+        adapter = self._adapter(call.model)
+        sampling.check_ids(call.sampling, self._tokenizer.vocabulary)
+        _check_salt(call.cache_salt)
+        deadline = deadline_of(request.headers)
+        class_, payer = request.headers.get("x-headrace-class", DEFAULT_CLASS), tenant(request.headers)
         try:
-            self._front.admits(class_)
+            self._front.admits(class_, tenant(request.headers))
         except Rejected as rejected:
             raise of_rejected(rejected) from rejected
         return Ask(
             Tokens("I"),
             call.max_tokens,
             class_=class_,
-            tenant=_tenant(request.headers),
+            tenant=payer,
             session=request.headers.get("x-headrace-session"),
             client_id=request.headers.get("x-request-id", ""),
             cache_salt=call.cache_salt,
             deadline_s=deadline,
+            n=call.n,
+            adapter=adapter,
+            retention=call.retention,
             received=received,
         )
 
-    async def _tokenise_aside(
+    def _adapter(self, model: str) -> str | None:
+        """The LoRA adapter that a request means by its model; None = the model itself. Raises ApiError."""
+        own, adapters = self._config.model, self._front.adapters()
+        if model != own and model not in adapters:
+            message = f"this engine serves {', '.join(map(repr, (own, *adapters)))}, not {model[:200]!r}"
+            raise ApiError(404, "model_not_found", message, param="model")
+        return None if model == own else model
+
+    def _is_work(self, request: ApiRequest, call: openai.Call) -> bool:
+        """Whether it would keep the loop from others: a long prompt, or a schema never seen."""
+        schema = call.sampling.schema
+        return len(request.body) >= OFF_LOOP_BYTES or (schema is not None and not self._schemas.knows(schema))
+
+    def _prepare(self, call: openai.Call) -> Tokens[int]:
+        """The prompt's ids, once its schema has been compiled. Raises ApiError 400."""
+        if call.sampling.schema is not None:
+            try:
+                self._schemas.check(call.sampling.schema)
+            except SchemaError as error:
+                raise invalid(str(error), "response_format", code="invalid_schema") from error
+        return tokenise(self._tokenizer, call.prompt)
+
+    async def _prepare_aside(
         self,
         executor: Executor,
-        prompt: openai.Prompt,
+        call: openai.Call,
         submit: Callable[[Tokens[int]], None],
         generation: Generation,
     ) -> None:
         loop = asyncio.get_running_loop()
         with _failing(generation):
-            submit(await loop.run_in_executor(executor, tokenise, self._tokenizer, prompt))
+            submit(await loop.run_in_executor(executor, self._prepare, call))
 
     @property
     def generating(self) -> int:
@@ -192,28 +222,33 @@ class Service:
         self._tokenising.add(task)  # the loop itself keeps only a weak reference
         task.add_done_callback(self._tokenising.discard)
 
-    def _sampling(self, call: openai.Call) -> Sampling:
+    def _seeded(self, call: openai.Call) -> Sampling:
         self._requests += 1
         seed = call.seed
         if seed is None:
             # Two requests without a seed must differ, two runs of the engine must not.
             key = f"{self._config.seed}/{self._requests}".encode()
             seed = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
-        return Sampling(call.temperature, seed & (1 << 63) - 1, call.ignore_eos)
+        return replace(call.sampling, seed=seed & (1 << 63) - 1)
 
     def _models(self, _: ApiRequest, sink: Sink) -> None:
-        model = {
-            "id": self._config.model,
-            "object": "model",
-            "created": self._stamps.created(),
-            "owned_by": "headrace",
-            "max_model_len": self._config.max_model_len,
-        }
-        answer_json(sink, {"object": "list", "data": [model]})
+        own = self._config.model
+        models = [
+            {
+                "id": name,
+                "object": "model",
+                "created": self._stamps.created(),
+                "owned_by": "headrace",
+                "max_model_len": self._config.max_model_len,
+                "parent": None if name == own else own,
+            }
+            for name in (own, *self._front.adapters())
+        ]
+        answer_json(sink, {"object": "list", "data": models})
 
     def _tokenize(self, request: ApiRequest, sink: Sink) -> None:
         ids, found = components(self._tokenizer, openai.parse_tokenize(request.body))
-        digests = self._front.digests(ids, _tenant(request.headers))
+        digests = self._front.digests(ids, tenant(request.headers))
         answer_json(
             sink,
             {
@@ -253,34 +288,9 @@ def _failing(generation: Generation) -> Iterator[None]:
         generation.fail(ApiError(500, "internal_error", "the prompt could not be tokenised"))
 
 
-def _check_text(headers: Mapping[str, str]) -> None:
-    """Raises ApiError 400 for a header of ours that is no UTF-8 (a server hands on its bytes as lone
-    surrogates): such a name could neither be sent to a worker nor echoed."""
-    for name in _OURS:
-        try:
-            headers.get(name, "").encode()
-        except UnicodeEncodeError:
-            raise ApiError(400, "invalid_value", f"the header {name} is not UTF-8") from None
-
-
-def _tenant(headers: Mapping[str, str]) -> str:
-    return headers.get("x-headrace-tenant", "default")
-
-
-def _echo(request: ApiRequest) -> Headers:
-    own = request.headers.get("x-request-id")
-    return (("X-Request-Id", own),) if own and own.isprintable() else ()
-
-
-def _deadline(headers: Mapping[str, str]) -> float | None:
-    """Seconds that a request may take, from X-Deadline-Ms. Raises ApiError 400."""
-    given = headers.get("x-deadline-ms")
-    if given is None:
-        return None
+def _check_salt(salt: str | None) -> None:
+    """Raises ApiError 400 for text that has no UTF-8 form: no namespace could be made of it."""
     try:
-        milliseconds = float(given)
-    except ValueError:
-        milliseconds = -1.0
-    if not 0 < milliseconds < 1e10:
-        raise ApiError(400, "invalid_value", f"X-Deadline-Ms: {given!r} is no number of ms above 0")
-    return milliseconds / 1000
+        (salt or "").encode()
+    except UnicodeEncodeError:
+        raise invalid("cache_salt: it is not Unicode text", "cache_salt") from None

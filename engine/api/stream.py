@@ -121,6 +121,10 @@ class OutputText:
         """Output tokens as usage counts them: those returned."""
         return self._released
 
+    def offset(self, index: int) -> int:
+        """Characters of output before id ``index``."""
+        return self._ends[index - 1] if index else 0
+
     def push(self, ids: Sequence[int]) -> Delta:
         """Take new ids in order."""
         first, text = self._released, ""

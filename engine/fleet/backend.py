@@ -84,16 +84,17 @@ Listener = Callable[[StreamEvent], None]
 class Backend(Protocol):
     """The gateway as the HTTP layer sees it. All calls are made on one event loop."""
 
-    def admits(self, class_: str) -> None:
-        """Raises Rejected if a request of this class would be refused whatever its prompt is: asked before
-        the prompt is tokenised (ENGINE E32). Promises nothing; ``submit`` checks again."""
+    def admits(self, class_: str, tenant: str = "default") -> None:
+        """Raises Rejected if a request of this class and tenant would be refused whatever its prompt is:
+        asked before the prompt is tokenised (ENGINE E32). Promises nothing; ``submit`` checks again."""
 
     def submit(self, ask: Ask, listener: Listener) -> tuple[int, int]:
         """Queue a request; returns (id, out_max). Raises Rejected. The listener gets Generated events
         and then exactly one Ended, none of them before this returns."""
 
-    def cancel(self, id: int, reason: Finish = Finish.CANCELLED) -> None:
-        """Idempotent. STOP = the text layer saw a stop string; the request ends ``stop``."""
+    def cancel(self, id: int, reason: Finish = Finish.CANCELLED, choice: int | None = None) -> None:
+        """Idempotent. STOP = the text layer saw a stop string; the request ends ``stop``. With a ``choice``
+        that one alone ends, and no more is heard of it; the last one that ends so ends the request."""
 
     def wrote(self, id: int, now: int) -> None:
         """The HTTP layer wrote output bytes of this request (truth: first_write, last_write)."""

@@ -8,29 +8,29 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 
 from engine.config import EngineConfig
+from engine.fleet.charges import Charges
 from engine.fleet.health import WorkerHealth
 from engine.fleet.index import EventIndex, PredictedIndex
 from engine.fleet.ledger import Ledger, Reservation
 from engine.fleet.misses import facts_at
+from engine.fleet.room import Room
 from engine.fleet.router import ROUTINGS, Candidate, Choice, Overlap, Query, Setting
 from engine.fleet.run import Run, Stage
-from engine.kv.blocks import blocks_for
-from engine.request import Request
-from engine.sched.admission import headroom
+from engine.fleet.sessions import Sessions
+from engine.request import Request, WorkerTruth
+from engine.runner.cost import stay
+from engine.sched.fairness import Caps
 from engine.sched.queue import Queue
 from engine.sched.rates import OutputLengths, Rates
 
 LOOK_AHEAD = 64
 """F29: so many of the queue choose again when a worker stops being full."""
-BACKLOG_S = 0.5
 PREDICTED_NS = 2_000_000_000
 """F31: a prediction stays until first token + 2 s."""
-MAX_SESSIONS = 65_536
 
 
 class Dispatcher:
@@ -39,24 +39,29 @@ class Dispatcher:
     def __init__(self, config: EngineConfig, health: Mapping[int, WorkerHealth]) -> None:
         if config.router.policy not in ROUTINGS:
             raise ValueError(f"router.policy {config.router.policy!r} is none of {', '.join(ROUTINGS)}")
-        self.queue = Queue(config.queue, random.Random(config.seed))
+        self.queue = Queue(config, random.Random(config.seed))
+        self.caps = Caps(config)
         self.ledger = Ledger()
+        self.charges = Charges(self.queue, self.ledger)
         self.events = EventIndex()
         self.predicted = PredictedIndex()
-        self.rates = Rates(config.cost)
+        self.rates = Rates(config)
         self.outputs = OutputLengths()
-        self.on_worker: dict[int, dict[int, Run]] = {worker: {} for worker in health}
-        self.refusing: set[int] = set()
-        """Workers that handed something back and have shown no progress since."""
         self.health = health
-        self._sessions: OrderedDict[str, tuple[int, str]] = OrderedDict()
+        self.room = Room(config, health, self.ledger, self.rates, self.outputs, self.hit_tokens)
+        self.on_worker, self.refusing = self.room.on_worker, self.room.refusing
+        self._sessions = Sessions()
+        self.load_seconds: Callable[[int, str | None], float] = lambda worker, adapter: 0.0
+        """What loading this adapter would take on this worker."""
         self._last: int | None = None
         self.configure(config)
 
     def configure(self, config: EngineConfig) -> None:
         """Take over new values of the controls. Raises ValueError."""
-        self.config = config
-        self.queue.configure(config.queue)
+        self.config = self.room.config = config
+        self.queue.configure(config)
+        self.caps.configure(config)
+        self.rates.configure(config)
         self.block_size = config.memory.block_size
         self._routing = ROUTINGS[config.router.policy]
         self._setting = Setting(
@@ -74,9 +79,8 @@ class Dispatcher:
 
     def best_hit(self, request: Request, now: int) -> int:
         """The longest hit in the fleet, in tokens."""
-        return max(
-            (self.hit_tokens(request, w) for w, h in self.health.items() if h.selectable(now)), default=0
-        )
+        workers = [worker for worker, health in self.health.items() if health.selectable(now)]
+        return max((self.hit_tokens(request, worker) for worker in workers), default=0)
 
     def candidates(self, run: Run, now: int) -> list[int]:
         """F20: workers that may be chosen for this request, full ones included."""
@@ -86,33 +90,74 @@ class Dispatcher:
             if health.selectable(now) and health.incarnation not in run.excluded
         ]
 
-    def due(self, runs: Mapping[int, Run], now: int) -> Iterator[tuple[Run, Choice]]:
-        """Take requests off the queue, each with the worker that it is to be sent to now.
-
-        The caller sends each before it asks for the next, so that every choice sees the one before.
-        """
+    def due(
+        self, runs: Mapping[int, Run], now: int, arrival: Run | None = None
+    ) -> Iterator[tuple[Run, Choice | None]]:
+        """Take requests off the queue, each with the worker that it is to be sent to now, or None if it can
+        no longer end by its deadline. The caller sends or ends it before it asks for the next, so that every
+        choice and the order of who is left see the one before. An ``arrival`` that is next may go to a full
+        worker where it may preempt (F20)."""
         self.ledger.clear_waiting()
         open_ = [worker for worker, health in self.health.items() if health.selectable(now)]
         blocked: set[int] = set()
-        if all(self._saturated(worker) for worker in open_):
+        capped: set[str] = set()
+        left = LOOK_AHEAD
+        urgent = arrival if self.config.priority_preemption else None
+        if urgent is None and all(self.room.saturated(worker) for worker in open_):
             return
-        for entry in list(islice(self.queue.in_order(now), LOOK_AHEAD)):
-            if all(worker in blocked or self._saturated(worker) for worker in open_):
-                return
-            run = runs[entry.id]
-            choice = None if run.held else self.choose(run, now)
-            if choice is None:
-                continue
-            worker = choice.worker
-            if worker in blocked or not self._fits(run, worker, now):
-                run.waits_for = worker
-                blocked.add(worker)
-                self.ledger.wait(worker, *self._promise(run, worker)[:2])
-                continue
-            if run.waits_for == worker and choice.reason not in ("only", "retry"):
-                choice = dataclasses.replace(choice, reason="wait")
-            self.queue.remove(run.id)
-            yield run, choice
+        with closing(self.queue.in_order(now, capped)) as waiting:
+            for entry in waiting:
+                if not self.caps.allows(entry):
+                    capped.add(entry.tenant)
+                    continue
+                run, left = runs[entry.id], left - 1
+                if self.queue.order.drops_late and self._too_late(run, now):
+                    self.queue.remove(run.id)
+                    yield run, None
+                elif (choice := self._may_go(run, blocked, now, run is urgent)) is not None:
+                    self.queue.remove(run.id)
+                    yield run, choice
+                if not left or all(worker in blocked or self.room.saturated(worker) for worker in open_):
+                    return
+
+    def _may_go(self, run: Run, blocked: set[int], now: int, urgent: bool) -> Choice | None:
+        """The choice of a worker that takes it now; else it waits, at the worker that it would have."""
+        choice = None if run.held else self.choose(run, now)
+        if choice is None:
+            return None
+        worker = choice.worker
+        fits = self.room.fits(run, worker, now) or (urgent and self.room.may_preempt(run, worker))
+        if worker in blocked or not fits:
+            run.waits_for = worker
+            blocked.add(worker)
+            self.ledger.wait(worker, *self.room.promise(run, worker)[:2])
+            return None
+        if run.waits_for == worker and choice.reason not in ("only", "retry"):
+            return dataclasses.replace(choice, reason="wait")
+        return choice
+
+    def _too_late(self, run: Run, now: int) -> bool:
+        """It would miss its deadline on every worker, were its output as short as a tenth of its class's."""
+        deadline, request = run.entry.deadline, run.request
+        workers = self.candidates(run, now)
+        if deadline is None or not workers:
+            return False
+        prompt, short = len(request.tokens), self.outputs.short(run.entry.class_, request.out_max)
+        loads = [(self.ledger.load(worker), self.hit_tokens(request, worker)) for worker in workers]
+        cost, chunk = self._setting.cost, self._setting.chunk
+        soonest = min(
+            stay(cost, chunk, load.running, load.contexts, prompt, prompt - hit, short) for load, hit in loads
+        )
+        return now + int(soonest * 1e9) > deadline
+
+    def displaced(self, run: Run, now: int) -> list[Run]:
+        """Less urgent requests that have not started on the worker where this one would go and is kept
+        waiting: to be recalled for it (F29). None where the order does not look at rank."""
+        workers = [worker for worker in self.on_worker if self.ledger.load(worker).backlog_requests]
+        lower = {worker: self.room.less_urgent(run, worker) for worker in workers}
+        choice = self.choose(run, now) if self.queue.order.by_rank and any(lower.values()) else None
+        there = lower.get(choice.worker, []) if choice else []
+        return [other for other in there if not other.started and not other.recalled]
 
     def choose(self, run: Run, now: int) -> Choice | None:
         """The best worker for it, full or not; None if it has no candidate."""
@@ -138,31 +183,34 @@ class Dispatcher:
         run.stage, run.choice, run.worker = Stage.DISPATCHED, choice, worker
         run.incarnation, run.epoch = health.incarnation, health.hello.epoch if health.hello else None
         run.dispatched = run.signed = now
-        run.started = run.first_token = False
-        prefill, decode, whole = self._promise(run, worker)
-        digests = self._shared(run)
-        self.ledger.reserve(run.key, Reservation(worker, prefill, decode, whole, digests))
+        run.started = run.first_token = run.recalled = False
+        prefill, decode, whole = self.room.promise(run, worker)
+        digests = self.room.shared(run)
+        promised = Reservation(worker, prefill, decode, whole, digests, run.request.n)
+        self.ledger.reserve(run.key, promised)
         self.predicted.enter(run.key, worker, digests)
         if not self.on_worker[worker]:
             health.step_at = now
         self.on_worker[worker][run.id] = run
-        self.rates.of(worker).begin(now)
+        self.caps.starts(run.entry)
+        self.charges.admitted(run, prefill)
         health.breaker.sent()
         self._last = worker
-        self._remember(run, worker, health.incarnation)
+        self._sessions.remember(run.ask.session, worker, health.incarnation)
         return dataclasses.replace(run.request, attempt=run.attempt)
 
-    def unbind(self, run: Run, now: int, failed: bool = False) -> None:
-        """The attempt is over: settle what it had reserved. Its prediction goes at once if it failed or
-        had no token yet; else it stays for the events to take over."""
+    def unbind(self, run: Run, now: int, failed: bool = False, truth: WorkerTruth | None = None) -> None:
+        """The attempt is over: settle what it had reserved, and what its tenant is charged. Its prediction
+        goes at once if it failed or had no token yet; else it stays for the events to take over."""
         assert run.worker is not None
+        self.charges.settled(run, truth)
         self.ledger.settle(run.key)
+        self.caps.ends(run.entry)
         if failed or not run.first_token:
             self.predicted.leave(run.key)
         here = self.on_worker[run.worker]
         here.pop(run.id, None)
         if not here:
-            self.rates.of(run.worker).end(now)
             self.health[run.worker].rest()
 
     def cache_lost(self, worker: int) -> None:
@@ -171,57 +219,15 @@ class Dispatcher:
         self.forget_sessions(worker)
 
     def forget_sessions(self, worker: int) -> None:
-        """F24: affinity is void after an ejection or a new epoch."""
-        for session in [s for s, (w, _) in self._sessions.items() if w == worker]:
-            del self._sessions[session]
-
-    def _fits(self, run: Run, worker: int, now: int) -> bool:
-        """False if the worker is full for this request (F20)."""
-        load = self.ledger.load(worker)
-        if self._saturated(worker) or not self.health[worker].breaker.allows(now):
-            return False
-        prefill, _, whole = self._promise(run, worker)
-        if load.backlog_requests and load.backlog_tokens + prefill > self._backlog_tokens(worker):
-            return False
-        hello = self.health[worker].hello
-        if hello is None or self.config.admission.policy != "lifetime":
-            return hello is not None
-        new = whole - sum(1 for digest in self._shared(run) if digest in load.shared)
-        free = hello.blocks - headroom(self.config.admission, hello.blocks, load.requests)
-        return load.blocks + new <= free
-
-    def _saturated(self, worker: int) -> bool:
-        """Full for whatever request: dispatched ones at their limit, or backlog at its bound."""
-        load = self.ledger.load(worker)
-        return (
-            load.requests >= self.config.router.max_dispatched
-            or worker in self.refusing
-            or (load.backlog_requests > 0 and load.backlog_tokens >= self._backlog_tokens(worker))
-        )
-
-    def _backlog_tokens(self, worker: int) -> float:
-        rate = self.rates.prefill(worker)
-        if rate is None:
-            cost, chunk = self._setting.cost, self._setting.chunk
-            rate = chunk / (cost.a + cost.b * chunk)
-        return BACKLOG_S * rate
-
-    def _promise(self, run: Run, worker: int) -> tuple[int, int, int]:
-        """(prefill tokens, blocks of prompt + E[out], blocks of prompt + out_max)."""
-        prompt, out_max = len(run.request.tokens), run.request.out_max
-        expected = self.outputs.expected(run.entry.class_, out_max)
-        return (
-            max(prompt - self.hit_tokens(run.request, worker), 1),
-            blocks_for(prompt + round(expected), self.block_size),
-            blocks_for(prompt + out_max, self.block_size),
-        )
+        """Affinity is void after an ejection or a new epoch (F24)."""
+        self._sessions.forget(worker)
 
     def _candidate(self, run: Run, worker: int) -> Candidate:
         load = self.ledger.load(worker)
         requests, prefill, decode = self.ledger.waiting(worker)
         return Candidate(
             worker,
-            prefill=load.prefill + prefill,
+            prefill=load.prefill + prefill + self._loading(run.request, worker),
             decode=load.decode + decode,
             requests=load.requests + requests,
             running=load.running,
@@ -229,25 +235,17 @@ class Dispatcher:
             overlap=Overlap(device=self._run_blocks(run.request, worker)),
         )
 
+    def _loading(self, request: Request, worker: int) -> int:
+        """Tokens that would be prefilled there while its adapter is loaded (F21)."""
+        cost, chunk = self._setting.cost, self._setting.chunk
+        return round(self.load_seconds(worker, request.adapter) * chunk / (cost.a + cost.b * chunk))
+
     def _run_blocks(self, request: Request, worker: int) -> int:
         if not self.config.cache.enabled:
             return 0
         digests = request.digests
         return max(self.events.run(digests, worker), self.predicted.run(digests, worker))
 
-    def _shared(self, run: Run) -> tuple[bytes, ...]:
-        return run.request.digests if self.config.cache.enabled else ()
-
     def _session_worker(self, run: Run) -> int | None:
-        worker, incarnation = self._sessions.get(run.ask.session or "", (None, ""))
-        if worker is None or self.health[worker].incarnation != incarnation:
-            return None
-        return worker
-
-    def _remember(self, run: Run, worker: int, incarnation: str | None) -> None:
-        if run.ask.session is None or incarnation is None:
-            return
-        self._sessions[run.ask.session] = worker, incarnation
-        self._sessions.move_to_end(run.ask.session)
-        if len(self._sessions) > MAX_SESSIONS:
-            self._sessions.popitem(last=False)
+        last = self._sessions.last(run.ask.session)
+        return last[0] if last and self.health[last[0]].incarnation == last[1] else None

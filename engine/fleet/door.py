@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from engine.config import ClassConfig, EngineConfig
@@ -17,10 +17,14 @@ from engine.fleet.run import Run
 from engine.kv.blocks import block_digests, namespace_root
 from engine.messages import Hello
 from engine.request import Request, Tokens
-from engine.sched.admission import GateRefused, gate
-from engine.sched.queue import Waiting
+from engine.sched.admission import GateRefused, gate, unit_blocks
+from engine.sched.fairness import DEFAULT_TENANT, tenant_config
+from engine.sched.orders import Waiting
 
 DEFAULT_CLASS = "default"
+
+AdapterOf = Callable[[str | None], str | None]
+"""Content digest of the adapter with this name, None for no name; raises Rejected (404)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,14 @@ class Identity:
     positions: str | None = None
     precision: str | None = None
 
-    def root(self, block_size: int, tenant: str, salt: str | None) -> bytes:
+    def root(
+        self,
+        block_size: int,
+        tenant: str,
+        salt: str | None,
+        adapter: str | None = None,
+        adapter_digest: str | None = None,
+    ) -> bytes:
         return namespace_root(
             model=self.model,
             block_size=block_size,
@@ -42,6 +53,8 @@ class Identity:
             tokenizer=self.tokenizer,
             positions=self.positions,
             precision=self.precision,
+            adapter=adapter,
+            adapter_digest=adapter_digest,
             salt=salt,
         )
 
@@ -52,22 +65,35 @@ def config_digest(config: EngineConfig) -> str:
     return hashlib.blake2b(plain.encode(), digest_size=8).hexdigest()
 
 
+def no_adapters(name: str | None) -> None:
+    """An ``AdapterOf`` where there are none."""
+    if name is not None:
+        raise Rejected(404, "model_not_found", f"there is no adapter {name!r}")
+
+
 class Door:
     """Turns an Ask into a Run, or raises Rejected. Numbers requests in order of arrival."""
 
-    def __init__(self, config: EngineConfig, identity: Identity) -> None:
+    def __init__(self, config: EngineConfig, identity: Identity, adapter_of: AdapterOf = no_adapters) -> None:
         self._identity = identity
+        self._adapter_of = adapter_of
         self._last = 0
         self.configure(config)
 
     def configure(self, config: EngineConfig) -> None:
         self._config = config
 
-    def class_of(self, named: str) -> str:
-        """The class it is served in: an unlabelled request is the least urgent class's if there is no
-        ``default``. Raises Rejected for a class that does not exist."""
+    def class_of(self, named: str, tenant: str = DEFAULT_TENANT) -> str:
+        """The class it is served in. The tenant's own may only be lowered; an unlabelled request has it, else
+        ``default``, else the least urgent one. Raises Rejected for a class that it cannot have."""
         classes = self._config.classes
+        own = tenant_config(self._config.tenants, tenant).class_
+        if named == DEFAULT_CLASS and own is not None:
+            return own
         if named in classes:
+            if own is not None and classes[named].rank < classes[own].rank:
+                what = f"tenant {tenant!r} is of class {own!r} and may name a less urgent one, not {named!r}"
+                raise Rejected(403, "class_not_allowed", what)
             return named
         if named == DEFAULT_CLASS:
             return max(classes, key=lambda name: classes[name].rank)
@@ -84,28 +110,29 @@ class Door:
         known = list(health)
         if any(worker.state is State.IN_ROTATION for worker in known):
             return None
-        states = {worker.state.value for worker in known}
+        states = {f"{w.state}: {w.reason}" if w.state is State.GONE else str(w.state) for w in known}
         retry_after = max(1, math.ceil(self._config.health.restart_backoff)) + 1
         return f"no worker is in rotation ({', '.join(sorted(states))})", retry_after
 
-    def knock(self, class_: str, dispatcher: Dispatcher, health: Iterable[WorkerHealth]) -> None:
-        """Raises Rejected for what can be refused without knowing the prompt (E32)."""
-        self.class_of(class_)
+    def knock(self, class_: str, tenant: str, dispatcher: Dispatcher, health: Iterable[WorkerHealth]) -> str:
+        """The class it is served in; raises Rejected for what can be refused without the prompt (E32)."""
+        served = self.class_of(class_, tenant)
         closed = self.not_ready(health)
         if closed is not None:
             raise Rejected(503, "not_ready", closed[0], closed[1])
-        full = dispatcher.queue.full(dispatcher.rates.pool())
+        full = dispatcher.queue.full(served, tenant, dispatcher.rates.pool())
         if full is not None:
             raise Rejected(429, full.code, full.message, full.retry_after)
+        return served
 
     def admit(self, ask: Ask, now: int, dispatcher: Dispatcher, health: Sequence[WorkerHealth]) -> Run:
         """Check it and number it; the caller queues it in the same call (E24: nothing in between)."""
-        self.knock(ask.class_, dispatcher, health)
-        class_ = self.class_of(ask.class_)
+        class_ = self.knock(ask.class_, ask.tenant, dispatcher, health)
         limits = self._config.classes[class_]
         out_max = self._gate(ask, limits, [h.hello for h in health if h.hello is not None])
         request = self._request(ask, class_, limits, out_max, now)
         dispatcher.events.know_root(request.root)
+        uncached = len(ask.tokens) - dispatcher.best_hit(request, now)
         entry = Waiting(
             id=request.id,
             class_=class_,
@@ -113,8 +140,12 @@ class Door:
             arrived=now,
             deadline=request.deadline,
             prompt=len(ask.tokens),
-            uncached=len(ask.tokens) - dispatcher.best_hit(request, now),
+            uncached=uncached,
             output=dispatcher.outputs.expected(class_, out_max),
+            tenant=ask.tenant,
+            n=ask.n,
+            room=self._room(ask, out_max),
+            aged=now + int(4e9 * uncached / dispatcher.rates.pool_prefill()),
         )
         refusal = dispatcher.queue.refusal(entry, dispatcher.rates.pool(), now)
         if refusal is not None:
@@ -125,7 +156,7 @@ class Door:
     def _gate(self, ask: Ask, limits: ClassConfig, hellos: Sequence[Hello]) -> int:
         smallest = min(hellos, key=lambda hello: hello.blocks)
         try:
-            return gate(
+            out_max = gate(
                 len(ask.tokens),
                 ask.max_tokens,
                 limits,
@@ -133,13 +164,37 @@ class Door:
                 min(hello.max_model_len for hello in hellos),
                 smallest.blocks,
                 smallest.block_size,
+                ask.n,
             )
         except GateRefused as refused:
             raise Rejected(400, refused.code, refused.message) from refused
+        cap = tenant_config(self._config.tenants, ask.tenant).max_kv_tokens
+        if cap is not None and (room := self._room(ask, out_max)) > cap:
+            what = f"the request may come to hold {room} KV tokens, tenant {ask.tenant!r} may hold {cap}"
+            raise Rejected(400, "tenant_kv_limit", what)
+        return out_max
+
+    def _room(self, ask: Ask, out_max: int) -> int:
+        """KV tokens of its blocks when all its choices have their longest outputs."""
+        size, prompt = self._config.memory.block_size, len(ask.tokens)
+        return size * unit_blocks(prompt, prompt + out_max, size, ask.n)
+
+    def _life(self, named: str | None, limits: ClassConfig) -> int | None:
+        """ns that its blocks are promised to stay: the life that it names, at most its class's (E15)."""
+        lives = self._config.cache.retention
+        if named is not None and named not in lives:
+            known = ", ".join(lives) or "none: cache.retention is empty"
+            raise Rejected(400, "unknown_retention", f"retention {named!r} is none of {known}")
+        most = None if limits.retention is None else lives[limits.retention]
+        asked = most if named is None else lives[named]
+        if asked is None:
+            return None
+        return round(1e9 * (asked if most is None else min(asked, most)))
 
     def _request(self, ask: Ask, class_: str, limits: ClassConfig, out_max: int, now: int) -> Request:
         block_size = self._config.memory.block_size
-        root = self._identity.root(block_size, ask.tenant, ask.cache_salt)
+        adapter = self._adapter_of(ask.adapter)
+        root = self._identity.root(block_size, ask.tenant, ask.cache_salt, ask.adapter, adapter)
         received = ask.received or now
         seconds = ask.deadline_s if ask.deadline_s is not None else limits.deadline
         return Request(
@@ -156,4 +211,7 @@ class Door:
             session=ask.session,
             arrived=received,
             deadline=None if seconds is None else received + int(seconds * 1e9),
+            n=ask.n,
+            adapter=adapter,
+            life=self._life(ask.retention, limits),
         )

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from functools import partial
 from typing import Any
 
 from prometheus_client import PROCESS_COLLECTOR
@@ -18,6 +20,8 @@ from engine import messages as m
 from engine.config import EngineConfig
 from engine.exposition import exposition
 from engine.fleet import report
+from engine.fleet.adapters import read
+from engine.fleet.audits import Audits
 from engine.fleet.backend import Ask, Ended, Listener, WorkerPool
 from engine.fleet.controls import changed, effective
 from engine.fleet.door import Identity
@@ -27,9 +31,6 @@ from engine.fleet.run import Emit, Send
 from engine.request import Finish, Tokens, TruthRow
 from engine.telemetry import Meter
 
-AUDIT_WAIT_S = 10.0
-"""A worker answers between two steps; one that does not in this time is reported as not answering."""
-
 log = logging.getLogger(__name__)
 
 
@@ -38,6 +39,8 @@ class Fleet:
 
     ``clock`` gives ns on the clock that workers' times are on too. ``process_metrics`` adds this
     process's own figures to the metrics page; left off in virtual time, where a run must repeat.
+    ``executor`` reads adapters off the loop. Raises ModelError for an adapter of ``config`` that cannot be
+    served.
     """
 
     def __init__(
@@ -47,19 +50,22 @@ class Fleet:
         clock: Callable[[], int],
         identity: Identity | None = None,
         process_metrics: bool = False,
+        executor: Executor | None = None,
     ) -> None:
         self.meter = Meter(config, "router", "fleet")
         self.gateway = Gateway(config, identity or Identity(config.model), self.meter)
         self._pool = pool
         self._clock = clock
         self._process_metrics = process_metrics
+        self._executor = executor
         self._listeners: dict[int, Listener] = {}
         self._performing = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due: int | None = None
-        self._asked = 0
-        self._audits: dict[tuple[int, int], asyncio.Future[dict[str, Any]]] = {}
+        self._audits = Audits(pool.send)
         self._held: dict[int, list[asyncio.Future[None]]] = {}
+        for name, folder in config.adapters.items():
+            self.gateway.adapters.put(read(config, name, folder))
 
     async def start(self) -> None:
         """Start the workers. They are ready later: ask ``not_ready``."""
@@ -78,9 +84,9 @@ class Fleet:
 
     # ---- the HTTP layer's
 
-    def admits(self, class_: str) -> None:
-        """Raises Rejected if a request of this class would be refused whatever its prompt is."""
-        self.gateway.admits(class_)
+    def admits(self, class_: str, tenant: str = "default") -> None:
+        """Raises Rejected if a request of this class and tenant would be refused whatever its prompt is."""
+        self.gateway.admits(class_, tenant)
 
     def submit(self, ask: Ask, listener: Listener) -> tuple[int, int]:
         """Queue a request; returns (id, out_max). Raises Rejected."""
@@ -92,9 +98,9 @@ class Fleet:
         asyncio.get_running_loop().call_soon(self._perform)
         return id, out_max
 
-    def cancel(self, id: int, reason: Finish = Finish.CANCELLED) -> None:
+    def cancel(self, id: int, reason: Finish = Finish.CANCELLED, choice: int | None = None) -> None:
         """Idempotent."""
-        self.gateway.cancel(id, self._clock(), reason)
+        self.gateway.cancel(id, self._clock(), reason, choice)
         self._perform()
 
     def wrote(self, id: int, now: int) -> None:
@@ -116,6 +122,10 @@ class Fleet:
         """Digests of the full blocks of a prompt (ENGINE E8)."""
         return self.gateway.door.digests(tokens, tenant)
 
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the LoRA adapters that a request may give as its model."""
+        return self.gateway.adapters.names
+
     # ---- the admin door's
 
     async def config(self) -> dict[str, Any]:
@@ -135,19 +145,8 @@ class Fleet:
 
     async def audit(self) -> dict[str, Any]:
         """The invariants with evidence, of the gateway and of every worker that answers."""
-        self._asked += 1
-        loop = asyncio.get_running_loop()
-        asked = {}
-        for worker, health in self.gateway.health.items():
-            if health.state is not State.GONE:
-                asked[worker] = self._audits[worker, self._asked] = loop.create_future()
-                self._pool.send(worker, m.AskAudit(self._asked))
-        number = self._asked
-        if asked:
-            await asyncio.wait(asked.values(), timeout=AUDIT_WAIT_S)
-        for worker in asked:
-            self._audits.pop((worker, number), None)
-        audits = {w: answer.result() for w, answer in asked.items() if answer.done()}
+        health = self.gateway.health
+        audits = await self._audits.ask(w for w in health if health[w].state is not State.GONE)
         rows = [report.audited(worker, audits.get(worker)) for worker in self.gateway.health]
         return {"invariants": report.invariants(self.gateway, audits), "workers": rows}
 
@@ -207,13 +206,32 @@ class Fleet:
         """Every worker drops its cached blocks; a new epoch begins."""
         self._tell_all(m.Clear())
 
+    async def load_adapter(self, name: str, folder: str) -> dict[str, Any]:
+        """Register the LoRA adapter in a PEFT folder, in place of what had this name (E39); requests that
+        began with that keep it. Raises ModelError saying what does not fit."""
+        reading = partial(read, self.gateway.config, name, folder)
+        if self._executor is None:
+            adapter = reading()
+        else:
+            adapter = await asyncio.get_running_loop().run_in_executor(self._executor, reading)
+        self.gateway.adapters.put(adapter)
+        self._settle_adapters()
+        return adapter.plain()
+
+    async def unload_adapter(self, name: str) -> None:
+        """New requests for it get a 404; who has it ends with it."""
+        self.gateway.adapters.remove(name)
+        self._settle_adapters()
+
+    def _settle_adapters(self) -> None:
+        self.gateway.tick(self._clock())
+        self._perform()
+
     # ---- what happens
 
     def _on_message(self, worker: int, message: m.FromWorker) -> None:
         if isinstance(message, m.AuditReport):
-            answer = self._audits.get((worker, message.ask_id))
-            if answer is not None and not answer.done():
-                answer.set_result(message.audit)
+            self._audits.answered(worker, message)
             return
         before, began = self.gateway.decisions, self._clock()
         self.gateway.on_message(worker, message, began)

@@ -16,6 +16,7 @@ from typing import Any
 
 from engine import messages as m
 from engine.config import EngineConfig
+from engine.fleet.adapters import Adapters
 from engine.fleet.backend import Ask, Generated, Rejected
 from engine.fleet.dispatch import PREDICTED_NS, Dispatcher
 from engine.fleet.door import Door, Identity, config_digest
@@ -26,9 +27,12 @@ from engine.fleet.rotation import Rotation
 from engine.fleet.run import Action, Emit, Run, Stage
 from engine.fleet.timers import Timers
 from engine.request import Finish
+from engine.sched.fairness import DEFAULT_TENANT
 from engine.telemetry import Meter
 
-_GATE_CODES = ("empty_prompt", "invalid_max_tokens", "unknown_class")
+_RECALLS = {"draining": "draining", "recalled": "urgent"}
+TOO_LATE = "its turn came too late to be done by its deadline"
+_GATE_CODES = ("empty_prompt", "invalid_max_tokens", "unknown_class", "unknown_retention", "tenant_kv_limit")
 
 
 class Gateway:
@@ -39,7 +43,9 @@ class Gateway:
         self.meter = meter
         self.health = {worker: WorkerHealth(config.health) for worker in range(config.workers)}
         self.dispatcher = Dispatcher(config, self.health)
-        self.door = Door(config, identity)
+        self.adapters = Adapters(config.model, self.broadcast)
+        self.dispatcher.load_seconds = self.adapters.load_seconds
+        self.door = Door(config, identity, self.adapters.digest)
         self.holds = Holds()
         self.decisions = 0
         """Workers chosen so far."""
@@ -57,15 +63,16 @@ class Gateway:
             m.Done: self._on_done,
             m.KvEvents: self._on_kv_events,
             m.Held: self._on_held,
-            m.Failed: lambda worker, failed, now: self.rotation.lost(worker, failed.reason, now),
+            m.AdapterState: lambda worker, state, now: self.adapters.hears(worker, state),
+            m.Failed: lambda worker, failed, now: self.rotation.failed(worker, failed.reason, now),
         }
 
-    def admits(self, class_: str) -> None:
-        """Raises Rejected if a request of this class would be refused whatever its prompt is."""
+    def admits(self, class_: str, tenant: str = DEFAULT_TENANT) -> None:
+        """Raises Rejected if a request of this class and tenant would be refused whatever its prompt is."""
         try:
-            self.door.knock(class_, self.dispatcher, self.health.values())
+            self.door.knock(class_, tenant, self.dispatcher, self.health.values())
         except Rejected as rejected:
-            self._count_rejection(class_, rejected)
+            self._count_rejection(class_, tenant, rejected)
             raise
 
     def submit(self, ask: Ask, now: int) -> tuple[int, int]:
@@ -73,7 +80,7 @@ class Gateway:
         try:
             run = self.door.admit(ask, now, self.dispatcher, list(self.health.values()))
         except Rejected as rejected:
-            self._count_rejection(ask.class_, rejected)
+            self._count_rejection(ask.class_, ask.tenant, rejected)
             raise
         self.meter.inc("headrace_router_requests_total", class_=run.entry.class_)
         self.lives.begin(run)
@@ -82,12 +89,22 @@ class Gateway:
         point = self.holds.armed_for_queue(ask.client_id)
         if point is not None:
             self._hold_queued(point, run, now)
-        self._dispatch(now)
+        self._dispatch(now, run)
+        if run.stage is Stage.QUEUED and not run.held:
+            for other in self.dispatcher.displaced(run, now):
+                assert other.worker is not None
+                other.recalled = True
+                self.lives.send(other.worker, m.Recall(other.id))
         return run.id, run.request.out_max
 
-    def cancel(self, id: int, now: int, reason: Finish = Finish.CANCELLED) -> None:
-        """Idempotent. A running request ends when its worker has let go of it (E34)."""
-        self.lives.cancel(id, now, reason)
+    def cancel(
+        self, id: int, now: int, reason: Finish = Finish.CANCELLED, choice: int | None = None
+    ) -> None:
+        """Idempotent. A running request, or one choice of it, ends when its worker has let go of it (E34)."""
+        if choice is None:
+            self.lives.cancel(id, now, reason)
+        else:
+            self.lives.cancel_choice(id, choice, now, reason)
         self._dispatch(now)
 
     def wrote(self, id: int, now: int) -> None:
@@ -102,12 +119,16 @@ class Gateway:
     def on_message(self, worker: int, message: m.FromWorker, now: int) -> None:
         """Take a message. What an ended attempt still says is dropped, and its tokens are counted."""
         handler = self._handlers.get(type(message))
-        if handler is not None:
-            handler(worker, message, now)
+        if handler is None:
+            return
+        moves_nobody = isinstance(message, m.TokensOut) and self._decodes(worker, message)
+        handler(worker, message, now)
+        if not moves_nobody:
             self._dispatch(now)
 
     def on_lost(self, worker: int, reason: str, now: int) -> None:
         """Connection closed or process gone. Idempotent."""
+        self.adapters.worker_gone(worker)
         self.rotation.lost(worker, reason, now)
         self._dispatch(now)
 
@@ -127,7 +148,7 @@ class Gateway:
         """Arm a breakpoint (E48). Raises ValueError for an unknown phase."""
         point = self.holds.arm(phase, request, worker)
         if point.at_gateway:
-            for entry in self.dispatcher.queue.in_order(now):
+            for entry in list(self.dispatcher.queue.in_order(now)):
                 run = self.lives.runs[entry.id]
                 if not run.held and point.matches(run.ask.client_id):
                     self._hold_queued(point, run, now)
@@ -154,6 +175,8 @@ class Gateway:
         """Take over a changed configuration; ``changes`` goes to the workers, later incarnations too."""
         self.dispatcher.configure(config)
         self.door.configure(config)
+        for health in self.health.values():
+            health.config = config.health
         self.config, self.lives.config_id = config, config_digest(config)
         self._overrides.update(changes)
         self.broadcast(m.Configure(changes))
@@ -177,11 +200,15 @@ class Gateway:
         for worker in self.health:
             self.lives.send(worker, message)
 
-    def _dispatch(self, now: int) -> None:
+    def _dispatch(self, now: int, arrival: Run | None = None) -> None:
         """Send what can be sent now (F29)."""
+        self.adapters.forget_unused(lambda: {run.request.adapter for run in self.lives.runs.values()})
         if not self.dispatcher.queue:
             return
-        for run, choice in self.dispatcher.due(self.lives.runs, now):
+        for run, choice in self.dispatcher.due(self.lives.runs, now, arrival):
+            if choice is None:
+                self.lives.end(run, Finish.EXPIRED, now, message=TOO_LATE)
+                continue
             first = run.dispatched is None
             request = self.dispatcher.bind(run, choice, now)
             self.decisions += 1
@@ -195,6 +222,9 @@ class Gateway:
 
     def _on_hello(self, worker: int, hello: m.Hello, now: int) -> None:
         self.rotation.hello(worker, hello, now)
+        self.adapters.worker_gone(worker)
+        for message in self.adapters.introduction():
+            self.lives.send(worker, message)
         if self._overrides:
             self.lives.send(worker, m.Configure(dict(self._overrides)))
         for point in self.holds.armed():
@@ -207,32 +237,40 @@ class Gateway:
             self.meter.inc("headrace_router_fenced_tokens_total", len(message.ids))
             return
         self._sign(run, worker, now)
-        prefill = self.dispatcher.ledger.first_token(run.key, len(run.request.tokens))
-        decode = len(message.ids) if run.first_token else len(message.ids) - 1
-        self.dispatcher.rates.of(worker).computed(now, prefill, decode)
+        self.dispatcher.ledger.first_token(run.key, len(run.request.tokens))
+        self.dispatcher.charges.served(run, len(message.ids))
         if not run.first_token:
             run.first_token = True
             key = run.key
             self._timers.at(now + PREDICTED_NS, lambda _: self.dispatcher.predicted.leave(key))
+        if message.choice in run.over:
+            return
+        if message.finish is not None:
+            run.over.add(message.choice)
         if run.intent in (None, Finish.EXPIRED):  # what an expired one still says is its partial text
             run.generated += len(message.ids)
-            self.lives.emit(Emit(run.id, Generated(message.ids)))
+            said = Generated(message.ids, message.choice, message.logprobs, message.finish)
+            self.lives.emit(Emit(run.id, said))
+
+    def _decodes(self, worker: int, message: m.TokensOut) -> bool:
+        """One more token of a request in decode: nobody who waits can go for it."""
+        run = self.lives.attempt(worker, message.id, message.attempt)
+        return run is not None and run.first_token and worker not in self.dispatcher.refusing
 
     def _on_progress(self, worker: int, message: m.Progress, now: int) -> None:
         run = self.lives.attempt(worker, message.id, message.attempt)
         if run is not None:
             self._sign(run, worker, now)
             left = len(run.request.tokens) - message.computed
-            done = self.dispatcher.ledger.progress(run.key, left)
-            self.dispatcher.rates.of(worker).computed(now, prefill=done)
+            self.dispatcher.ledger.progress(run.key, left)
 
     def _on_refused(self, worker: int, message: m.Refused, now: int) -> None:
         run = self.lives.attempt(worker, message.id, message.attempt)
         if run is None:
             return
         self.health[worker].breaker.withdrawn()
-        if message.reason == "draining":
-            self.meter.inc("headrace_router_recalls_total", reason="draining")
+        if message.reason in _RECALLS:
+            self.meter.inc("headrace_router_recalls_total", reason=_RECALLS[message.reason])
         if message.reason != "recalled":
             self.dispatcher.refusing.add(worker)
         self.lives.handed_back(run, now)
@@ -243,6 +281,11 @@ class Gateway:
             return
         self._sign(run, worker, now)
         breaker = self.health[worker].breaker
+        fault = self.adapters.fault(worker, run.request.adapter)
+        if done.reason is Finish.ERROR and fault is not None:
+            breaker.withdrawn()
+            self.lives.failed(run, "adapter_unavailable", fault, now, done.truth)
+            return
         if done.reason is Finish.ERROR:
             breaker.failed(now)
             message = done.error or f"a step of worker {worker} failed"
@@ -255,11 +298,12 @@ class Gateway:
         # A stop string that was found is the end, whatever its worker ended it for meanwhile.
         reason = Finish.STOP if run.intent is Finish.STOP else done.reason
         if done.reason in (Finish.STOP, Finish.LENGTH):
-            self.dispatcher.outputs.ended(run.entry.class_, done.truth.generated)
+            each = round(done.truth.generated / run.request.n)
+            self.dispatcher.outputs.ended(run.entry.class_, each)
         if run.choice is not None and done.truth.first_scheduled is not None:
             self.meter.inc("headrace_router_predicted_hit_tokens_total", run.choice.predicted_hit)
-            self.meter.inc("headrace_router_realised_hit_tokens_total", done.truth.hit_device)
-        self.dispatcher.unbind(run, now)
+            self.meter.inc("headrace_router_realised_hit_tokens_total", done.truth.hit)
+        self.dispatcher.unbind(run, now, truth=done.truth)
         self.lives.end(run, reason, now, done.truth)
 
     def _on_kv_events(self, worker: int, batch: m.KvEvents, now: int) -> None:
@@ -294,8 +338,11 @@ class Gateway:
         self.health[worker].pulse(now)
         self.dispatcher.refusing.discard(worker)
 
-    def _count_rejection(self, named: str, rejected: Rejected) -> None:
-        class_ = "unknown" if rejected.code == "unknown_class" else self.door.class_of(named)
+    def _count_rejection(self, named: str, tenant: str, rejected: Rejected) -> None:
+        if rejected.code == "unknown_class":
+            class_ = "unknown"
+        else:
+            class_ = named if named in self.config.classes else self.door.class_of(named, tenant)
         own_code = rejected.status != 400 or rejected.code in _GATE_CODES
         reason = rejected.code if own_code else "context_length"
         self.meter.inc("headrace_router_requests_total", class_=class_)

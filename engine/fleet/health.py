@@ -134,19 +134,27 @@ class WorkerHealth:
         if self.heartbeat is None or heartbeat.step != self.heartbeat.step:
             self.step_at = now
         self.heartbeat, self.seen = heartbeat, now
-        self.beats = self.beats + 1 if heartbeat.state == "ready" else 0
+        stalled = self._stalled(heartbeat, now)
+        self.beats = self.beats + 1 if heartbeat.state == "ready" and not stalled else 0
         if heartbeat.state == "draining" or self.draining:
             self._enter(State.DRAINING, "draining", now)
         elif heartbeat.state != "ready":
             self._enter(State.WARMING, heartbeat.state, now)
+        elif stalled:
+            self.eject("stalled", now)
         elif self.state in (State.WARMING, State.DRAINING) or (
             self.state is State.EJECTED and self.beats >= RETURN_BEATS
         ):
             self._enter(State.IN_ROTATION, "ready", now)
         return self.state is not before
 
+    def _stalled(self, heartbeat: Heartbeat, now: int) -> bool:
+        """The same step has been running for ``stall_after``: none has started since (E52)."""
+        started = heartbeat.step_started
+        return started is not None and now - started >= self.config.stall_after * 1e9
+
     def eject(self, reason: str, now: int) -> None:
-        """Out of rotation, but its process may still be there: ``silent`` or ``not_ready``."""
+        """Out of rotation, but its process may still be there: ``silent``, ``stalled`` or ``not_ready``."""
         self.beats = 0
         self.breaker.withdrawn()
         self._enter(State.EJECTED, reason, now)

@@ -83,6 +83,8 @@ class EventIndex:
             self._forget(worker)
         self._epochs[worker] = (batch.epoch, batch.seq)
         for event in batch.events:
+            if event.tier != "device":
+                continue  # what lies below is nearer than elsewhere, but no hit yet
             if event.kind == "stored":
                 self._stored(worker, event.digests, event.parent)
             elif event.kind == "removed":

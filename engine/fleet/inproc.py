@@ -82,9 +82,11 @@ class _Life:
             eos_ids=self._runner.eos_ids,
             max_positions=self._runner.max_positions,
             vocabulary=self._runner.vocabulary,
+            kv_bytes_per_token=self._runner.kv_bytes_per_token,
             epoch=number * EPOCHS_PER_LIFE,
         )
-        self._runner.allocate(self.worker.pool.size, config.memory.block_size)
+        slots = self.worker.cache.below.sizes.slots
+        self._runner.allocate(self.worker.pool.size, config.memory.block_size, slots)
         self._thawed = asyncio.Event()
         self._thawed.set()
         self._wake = asyncio.Event()
@@ -271,7 +273,12 @@ class InprocPool:
     async def _bear(self, worker: int, backoff: float) -> None:
         await asyncio.sleep(backoff + self._load_s)
         self._numbers[worker] += 1
-        life = _Life(self, worker, self._numbers[worker], self._on_message, self._failed)
+        try:
+            life = _Life(self, worker, self._numbers[worker], self._on_message, self._failed)
+        except Exception as error:  # a process that cannot load its model ends
+            log.error("worker %d could not load: %s", worker, error)
+            self._bear_again(worker)
+            return
         self._lives[worker] = life
         life.begin()
 
@@ -284,6 +291,9 @@ class InprocPool:
             return
         await life.end()
         self._on_lost(worker, reason)
+        self._bear_again(worker)
+
+    def _bear_again(self, worker: int) -> None:
         backoff = self._backoff(worker)
         if backoff is None:
             log.error("worker %d died too often and is not started again", worker)

@@ -23,6 +23,8 @@ class Reservation:
     whole: int
     """Blocks of prompt + out_max (E23, ``lifetime``), those of ``digests`` included."""
     digests: Sequence[bytes] = ()
+    rows: int = 1
+    """Its choices: so many rows decode."""
     started: bool = False
     decoding: bool = False
     context: int = 0
@@ -39,7 +41,7 @@ class WorkerLoad:
     """Dispatched, not started (F29)."""
     backlog_tokens: int = 0
     running: int = 0
-    """In decode."""
+    """Rows in decode."""
     contexts: int = 0
     private_blocks: int = 0
     """``whole`` blocks that are no full prompt blocks."""
@@ -98,9 +100,13 @@ class Ledger:
         if not reservation.decoding:
             reservation.decoding, reservation.context = True, context
             load = self.load(reservation.worker)
-            load.running += 1
-            load.contexts += context
+            load.running += reservation.rows
+            load.contexts += reservation.rows * context
         return done
+
+    def left(self, attempt: Attempt) -> int:
+        """Prompt tokens that it still is to compute."""
+        return self._held[attempt].prefill
 
     def settle(self, attempt: Attempt) -> bool:
         """Give everything back. False if that has happened before."""
@@ -114,8 +120,8 @@ class Ledger:
         load.decode -= reservation.decode
         load.private_blocks -= reservation.whole - len(reservation.digests)
         if reservation.decoding:
-            load.running -= 1
-            load.contexts -= reservation.context
+            load.running -= reservation.rows
+            load.contexts -= reservation.rows * reservation.context
         for digest in reservation.digests:
             if load.shared[digest] == 1:
                 del load.shared[digest]
@@ -155,8 +161,8 @@ class Ledger:
             decoding = [r for r in mine if r.decoding]
             true = (
                 len(mine), sum(r.prefill for r in mine), sum(r.decode for r in mine),
-                len(waiting), sum(r.prefill for r in waiting), len(decoding),
-                sum(r.context for r in decoding), sum(r.whole - len(r.digests) for r in mine),
+                len(waiting), sum(r.prefill for r in waiting), sum(r.rows for r in decoding),
+                sum(r.rows * r.context for r in decoding), sum(r.whole - len(r.digests) for r in mine),
                 len({digest for r in mine for digest in r.digests}),
             )  # fmt: skip
             kept = (

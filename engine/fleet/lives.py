@@ -80,6 +80,17 @@ class Lives:
         else:
             self.end(run, reason, now)
 
+    def cancel_choice(self, id: int, choice: int, now: int, reason: Finish) -> None:
+        """End one of its choices; the last one ends the request. Idempotent."""
+        run = self.runs.get(id)
+        if run is None or run.intent is not None or choice in run.over:
+            return
+        run.over.add(choice)
+        if len(run.over) == run.request.n:
+            self.cancel(id, now, reason)
+        elif run.stage is Stage.DISPATCHED and run.worker is not None:
+            self.send(run.worker, Cancel(run.id, reason, choice))
+
     def expire(self, id: int, now: int) -> None:
         """Its deadline has passed (E31). Its worker ends it in the next step; one that has gone silent
         is not waited for."""
@@ -104,7 +115,7 @@ class Lives:
     def failed(self, run: Run, code: str, message: str, now: int, truth: WorkerTruth | None = None) -> None:
         """The attempt is lost (``worker_lost``, ``silent``, ``stalled``, ``step_failed``): another one
         before the first byte (F40), else the one error event (F41)."""
-        self._dispatcher.unbind(run, now, failed=True)
+        self._dispatcher.unbind(run, now, failed=True, truth=truth)
         if run.incarnation is not None:
             run.excluded.add(run.incarnation)
         if run.intent is not None:
@@ -135,7 +146,8 @@ class Lives:
         run.stage = Stage.ENDED
         self.terminal += 1
         if finish is Finish.EXPIRED:
-            code, message = "deadline_exceeded", "the deadline passed before the request was done"
+            code = "deadline_exceeded"
+            message = message or "the deadline passed before the request was done"
         misses = refine(truth.misses, run.facts, self._dispatcher.block_size) if truth else ()
         self._actions.append(Emit(run.id, _ended(run, finish, truth, misses, now, code, message)))
         policy = self._dispatcher.config.router.policy
@@ -204,7 +216,7 @@ def _ended(
     return Ended(
         finish=finish,
         prompt=len(run.request.tokens),
-        cached=done.hit_device,
+        cached=done.hit,
         generated=done.generated,
         out_max=run.request.out_max,
         worker=run.worker,

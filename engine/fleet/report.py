@@ -35,16 +35,12 @@ def set_gauges(gateway: Gateway, now: int) -> None:
 
 def _queue_gauges(gateway: Gateway, now: int) -> None:
     meter, queue = gateway.meter, gateway.dispatcher.queue
-    requests = dict.fromkeys(gateway.config.classes, 0)
-    tokens = dict.fromkeys(gateway.config.classes, 0)
-    for entry in queue:
-        requests[entry.class_] += 1
-        tokens[entry.class_] += entry.tokens
-    for class_ in requests:
-        meter.set("headrace_router_queue_requests", requests[class_], class_=class_)
-        meter.set("headrace_router_queue_tokens", tokens[class_], class_=class_)
-    meter.set("headrace_router_queue_limit", queue.config.max_requests, unit="requests")
-    meter.set("headrace_router_queue_limit", queue.config.max_tokens, unit="tokens")
+    for class_ in gateway.config.classes:
+        waits = queue.of_class(class_)
+        meter.set("headrace_router_queue_requests", waits.requests, class_=class_)
+        meter.set("headrace_router_queue_tokens", waits.tokens, class_=class_)
+    meter.set("headrace_router_queue_limit", gateway.config.queue.max_requests, unit="requests")
+    meter.set("headrace_router_queue_limit", gateway.config.queue.max_tokens, unit="tokens")
     oldest = queue.oldest()
     age = (now - oldest.arrived) / 1e9 if oldest else 0.0
     meter.set("headrace_router_oldest_waiting_seconds", age)
@@ -64,7 +60,9 @@ def state(gateway: Gateway, processes: Sequence[Mapping[str, Any]], now: int) ->
         "workers": [
             {**by_worker.get(worker, {}), **_worker_state(gateway, worker, now)} for worker in gateway.health
         ],
+        "adapters": gateway.adapters.state(),
         "queue": {"requests": len(gateway.dispatcher.queue), "tokens": gateway.dispatcher.queue.tokens},
+        "tenants": _tenants(gateway),
         "requests": [
             {
                 "id": run.ask.client_id,
@@ -79,6 +77,22 @@ def state(gateway: Gateway, processes: Sequence[Mapping[str, Any]], now: int) ->
             for run in gateway.lives.runs.values()
         ],
     }
+
+
+def _tenants(gateway: Gateway) -> dict[str, dict[str, Any]]:
+    """Of each tenant that has requests here: what waits, what is with workers, what it has had (E29)."""
+    queue, caps = gateway.dispatcher.queue, gateway.dispatcher.caps
+    rows = {}
+    for tenant in sorted({run.entry.tenant for run in gateway.lives.runs.values()}):
+        waits, (active, kv_tokens) = queue.of_tenant(tenant), caps.active(tenant)
+        rows[tenant] = {
+            "queued": waits.requests,
+            "queued_tokens": waits.tokens,
+            "active": active,
+            "kv_tokens": kv_tokens,
+            "service": queue.service.of(tenant),
+        }
+    return rows
 
 
 def _worker_state(gateway: Gateway, worker: int, now: int) -> dict[str, Any]:
@@ -119,6 +133,11 @@ def invariants(gateway: Gateway, audits: Mapping[int, dict[str, Any]]) -> list[d
     queued = {run.id for run in lives.runs.values() if run.stage is Stage.QUEUED}
     if queued != {entry.id for entry in dispatcher.queue}:
         wrong.append("the queue does not hold exactly the requests that wait")
+    wrong += dispatcher.queue.audit()
+    active = Counter(run.entry.tenant for run in lives.runs.values() if run.stage is Stage.DISPATCHED)
+    counted_active = dispatcher.caps.all_active()
+    if active != counted_active:
+        wrong.append(f"active by tenant: {dict(counted_active)} is counted, {dict(active)} are with workers")
     rows = [
         {"id": "I2", "ok": balance == 0, "evidence": counted},
         {

@@ -53,6 +53,8 @@ class Rotation:
             self._dispatcher.cache_lost(worker)
         rotated = health.state is State.IN_ROTATION
         health.hears_heartbeat(heartbeat, now)
+        load = heartbeat.load
+        self._dispatcher.rates.hears(worker, load.prefill_rate, load.decode_rate)
         self._dispatcher.refusing.discard(worker)
         if health.state is State.IN_ROTATION:
             self._empty_since = None
@@ -70,10 +72,16 @@ class Rotation:
         health.lose(reason, now)
         self._dispatcher.events.depart(worker)
         self._dispatcher.cache_lost(worker)
+        self._dispatcher.rates.forget(worker)
         self.meters.lost(worker)
         if was_in:
             self._out(worker, "lost", now, seen)
         self._fail_all(worker, "worker_lost", f"worker {worker} was lost: {reason}", now)
+
+    def failed(self, worker: int, reason: str, now: int) -> None:
+        """It says itself why it ends, perhaps before it ever got ready: that is why it is gone."""
+        self.lost(worker, reason, now)
+        self.health[worker].reason = reason
 
     def drain(self, worker: int, now: int) -> None:
         """No selection from this moment (F43)."""

@@ -9,7 +9,7 @@ from engine.fleet.backend import Ask, StreamEvent
 from engine.fleet.router import Choice
 from engine.messages import ToWorker
 from engine.request import Finish, MissReason, Request
-from engine.sched.queue import Waiting
+from engine.sched.orders import Waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +70,22 @@ class Run:
     facts: Facts = ()
     started: bool = False
     first_token: bool = False
+    recalled: bool = False
+    """Its worker was asked to hand it back if it has not started (F29)."""
     signed: int = 0
     """ns of the last progress or token."""
     generated: int = 0
     """Output tokens passed on to the listener."""
+    to_compute: int = 0
+    """Prompt tokens that were not in the cache of its worker when it was sent there."""
+    computed: int = 0
+    """The most prompt tokens that one of its attempts has computed."""
+    charged: int = 0
+    """Prompt tokens that its tenant is charged for at the moment (E29)."""
     intent: Finish | None = None
     """How it is to end: cancelled, stopped or expired before the worker said so."""
+    over: set[int] = field(default_factory=set)
+    """Choices that have ended before the last one: nothing that is still said of them is passed on."""
     held: bool = False
     back_since: int | None = None
     """ns when it last came back to the queue from a worker."""

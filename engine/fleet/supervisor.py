@@ -42,10 +42,12 @@ class WorkersFailed(Exception):
 
 class ProcessPool:
     """WorkerPool over real processes. ``failed`` is set once a worker is given up (more than
-    ``max_restarts_per_minute`` restarts in 60 s); it holds why, with the tail of the worker's log."""
+    ``max_restarts_per_minute`` restarts in 60 s); it holds why, with the tail of the worker's log. A worker
+    that finds another model than the one of ``fingerprint`` (engine.model) ends."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, fingerprint: str | None = None) -> None:
         self._config = config
+        self._fingerprint = fingerprint
         self._folder = Path()
         self._lives: dict[int, Life] = {}
         self._by_key: dict[str, Life] = {}
@@ -149,6 +151,8 @@ class ProcessPool:
         command = [sys.executable, "-m", "engine.process", "--worker", str(worker), "--epoch", str(epoch)]
         command += ["--key", key, "--socket", str(self._folder / "gateway")]
         command += ["--config", str(self._folder / "engine.json")]
+        if self._fingerprint is not None:
+            command += ["--fingerprint", self._fingerprint]
         with (self._folder / f"worker-{worker}.log").open("ab") as output:
             process = await asyncio.create_subprocess_exec(
                 *command,

@@ -17,12 +17,12 @@ MAX_ROWS = 200_000
 WORKERS_OWN = (
     *("first_scheduled", "prefill_done"),
     *("cancel_flagged", "reclaimed", "steps_after_cancel", "steps_to_reclaim"),
-    *("computed", "hit_device", "generated", "recomputed", "preemptions"),
+    *("computed", "hit_device", "hit_host", "hit_disk", "generated", "recomputed", "preemptions"),
     *("blocks_peak", "steps_prefill", "steps_decode", "rows_mean", "step_tokens_mean"),
 )
 """Fields of WorkerTruth that go into the row under their own names."""
-TIERS_AHEAD = ("hit_host", "hit_disk", "hit_remote", "being_restored")
-"""Tiers that no worker has yet: 0 wherever a worker counted."""
+TIERS_AHEAD = ("hit_remote", "being_restored")
+"""What no worker has yet: 0 wherever a worker counted."""
 
 
 def truth_row(

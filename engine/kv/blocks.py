@@ -7,7 +7,7 @@ Every usable block is in exactly one place (invariant K1)::
 
     blank ──allocate──> referenced ──release──> [fenced until its last step is applied] ──┐
       ^ <───────────── without digest ────────────────────────────────────────────────────┤
-      └──evict── cached (one list per life, least recently released first) <──with digest─┘
+      └──evict── cached (in lists, least recently released first) <──with digest──────────┘
                     └──acquire (a hit)──> referenced
 """
 
@@ -16,11 +16,13 @@ from __future__ import annotations
 import sys
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Protocol
 
-from engine.kv.eviction import EVICTIONS, PASSED_OVER, BlockList
+from engine.kv.cached import BlockList, CachedBlocks
+from engine.kv.uses import Eviction, Use, Uses
 from engine.request import Tokens
 
 SCHEMA = "1"
@@ -104,6 +106,19 @@ def blocks_for(tokens: int, block_size: int) -> int:
     return -(-tokens // block_size)
 
 
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a cached block holds: enough to verify a hit (ENGINE E9)."""
+
+    digest: bytes
+    parent: bytes
+    tokens: bytes
+    root: bytes
+
+
+NOBODY_SPECIAL = Use()
+
+
 class Evictable(Protocol):
     """Who must know when the pool takes a cached block away from the prefix cache."""
 
@@ -111,43 +126,31 @@ class Evictable(Protocol):
 
 
 class BlockPool:
-    """N usable blocks with reference counts, free lists and fences.
+    """N usable blocks with reference counts, free lists and fences. Times are ns."""
 
-    Times are ns. ``has_child(block)`` tells whether a cached block's extension is resident too; the
-    prefix cache sets it together with ``listener``.
-    """
-
-    def __init__(self, blocks: int, eviction: str = "lru") -> None:
+    def __init__(self, blocks: int, eviction: Eviction | None = None) -> None:
         self.size = blocks
         self.ref = [0] * (blocks + 1)
         self.digested = bytearray(blocks + 1)
-        self.life: list[int | None] = [None] * (blocks + 1)
-        self.released = [0] * (blocks + 1)
-        self.eviction = eviction
         self.listener: Evictable | None = None
-        self.has_child: Callable[[int], bool] = lambda block: False
         self.referenced = 0
         self.applied_step = -1
-        self._previous = [0] * (blocks + 1)
-        self._next = [0] * (blocks + 1)
-        self.blank = self._new_list()
-        self.cached: dict[int | None, BlockList] = {}
+        self.blank = BlockList([0] * (blocks + 1), [0] * (blocks + 1))
+        self.cached = CachedBlocks(blocks, eviction or Eviction())
         self.fences: deque[tuple[int, list[int]]] = deque()
         self.fenced = 0
-        self._cached_length = 0
-        self._listed = bytearray(blocks + 1)
         for block in range(1, blocks + 1):
             self.blank.push_back(block)
 
     @property
     def free(self) -> int:
         """Unreferenced and unfenced blocks, cached ones included."""
-        return self.blank.length + self._cached_length
+        return self.blank.length + self.cached.length
 
     @property
     def cached_free(self) -> int:
         """Free blocks that still hold a digest."""
-        return self._cached_length
+        return self.cached.length
 
     def allocate(self, count: int, now: int) -> list[int] | None:
         """``count`` blocks with one reference each, or None and nothing has changed (ENGINE E13)."""
@@ -169,24 +172,26 @@ class BlockPool:
         """Take one more reference on each: the blocks of a hit, resident by contract."""
         for block in blocks:
             if self.ref[block] == 0:
-                if self._listed[block]:
-                    self._unlink_cached(block)
+                if block in self.cached:
+                    self.cached.take_out(block)
                 else:
                     self._leave_fence(block)
                 self.referenced += 1
             self.ref[block] += 1
 
-    def release(self, table: list[int], now: int, fence: int | None = None, life: int | None = None) -> None:
+    def release(
+        self, table: list[int], now: int, fence: int | None = None, use: Use = NOBODY_SPECIAL
+    ) -> None:
         """Give back one reference on each block of a table, last block first (ENGINE E12).
 
-        ``fence`` is the last step that may still write them: they rejoin a free list only when it
-        has been applied (ENGINE E35). ``life`` in ns starts now for those that keep a digest.
+        ``fence`` is the last step that may still write or read them: they rejoin a free list only when
+        it has been applied (ENGINE E35). The life of those that keep a digest starts then.
         """
         waiting = []
         for block in reversed(table):
             self.ref[block] -= 1
-            if life is not None:
-                self.life[block] = max(life, self.life[block] or 0)
+            if self.digested[block]:
+                self.cached.uses[block].add(use)
             if self.ref[block] == 0:
                 self.referenced -= 1
                 waiting.append(block)
@@ -205,75 +210,33 @@ class BlockPool:
             self.fenced -= len(blocks)
             self._rejoin(blocks, now)
 
-    def mark(self, block: int) -> None:
-        """A referenced block got a digest."""
+    def mark(self, block: int, start: int = 0) -> None:
+        """A referenced block got a digest; its first token is at position ``start``."""
         self.digested[block] = 1
+        self.cached.uses[block] = Uses(start=start)
 
     def unmark(self, block: int) -> None:
         """A block lost its digest; a free one becomes blank, the first to be handed out."""
         if not self.digested[block]:
             return
-        if self._listed[block]:
-            self._unlink_cached(block)
+        if block in self.cached:
+            self.cached.take_out(block)
             self.blank.push_front(block)
         self.digested[block] = 0
-        self.life[block] = None
-
-    def expired(self, now: int) -> Iterator[int]:
-        """Cached free blocks whose life has run out; the caller unmarks each before the next."""
-        for life, blocks in list(self.cached.items()):
-            while life is not None and blocks.head and self.released[blocks.head] + life <= now:
-                yield blocks.head
-
-    def next_expiry(self) -> int | None:
-        """When the first cached block's life runs out, None if none has one."""
-        ends = (
-            self.released[blocks.head] + life
-            for life, blocks in self.cached.items()
-            if life is not None and blocks.head
-        )
-        return min(ends, default=None)
 
     def _evict(self, now: int) -> int:
-        block = self._victim()
+        block = self.cached.victim(now)
         if self.listener is not None:
             self.listener.evicted(block, now)
-        self._unlink_cached(block)
+        self.cached.take_out(block)
         self.digested[block] = 0
-        self.life[block] = None
         return block
-
-    def _victim(self) -> int:
-        """The best head by rank; blocks with a resident child are passed over, 8 at most (E19)."""
-        rank = EVICTIONS[self.eviction]
-        heads = {life: blocks.head for life, blocks in self.cached.items() if blocks.head}
-        first = 0
-        for _ in range(PASSED_OVER + 1):
-            if not heads:
-                break
-            life = min(heads, key=lambda key: rank(key, self.released[heads[key]]))
-            block = heads[life]
-            if not self.has_child(block):
-                return block
-            first = first or block
-            if following := self._next[block]:
-                heads[life] = following
-            else:
-                del heads[life]
-        return first
 
     def _rejoin(self, blocks: list[int], now: int) -> None:
         for block in blocks:
-            self.released[block] = now
             if self.digested[block]:
-                life = self.life[block]
-                if life not in self.cached:
-                    self.cached[life] = self._new_list()
-                self.cached[life].push_back(block)
-                self._cached_length += 1
-                self._listed[block] = 1
+                self.cached.put(block, now)
             else:
-                self.life[block] = None
                 self.blank.push_front(block)
 
     def _leave_fence(self, block: int) -> None:
@@ -281,14 +244,3 @@ class BlockPool:
             if block in blocks:
                 blocks.remove(block)
                 self.fenced -= 1
-
-    def _unlink_cached(self, block: int) -> None:
-        blocks = self.cached[self.life[block]]
-        blocks.unlink(block)
-        if not blocks.length:
-            del self.cached[self.life[block]]
-        self._cached_length -= 1
-        self._listed[block] = 0
-
-    def _new_list(self) -> BlockList:
-        return BlockList(self._previous, self._next)

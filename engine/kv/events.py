@@ -16,6 +16,7 @@ class _Growing:
     digests: list[bytes]
     parent: bytes | None = None
     cause: str | None = None
+    tier: str = "device"
 
 
 class EventLog:
@@ -25,29 +26,34 @@ class EventLog:
         self._meter = meter
         self._events: list[_Growing] = []
 
-    def stored(self, digest: bytes, parent: bytes | None) -> None:
+    def stored(self, digest: bytes, parent: bytes | None, tier: str = "device") -> None:
         """``parent`` None: the first block of a prompt."""
-        last = self._events[-1] if self._events else None
-        if last is not None and last.kind == "stored" and last.digests[-1] == parent:
+        last = self._last("stored", tier)
+        if last is not None and last.digests[-1] == parent:
             last.digests.append(digest)
         else:
-            self._events.append(_Growing("stored", [digest], parent))
+            self._events.append(_Growing("stored", [digest], parent, tier=tier))
 
-    def removed(self, digest: bytes, cause: str) -> None:
-        """``cause``: ``capacity``, ``preempted`` or ``ttl``."""
-        last = self._events[-1] if self._events else None
-        if last is not None and last.kind == "removed" and last.cause == cause:
+    def removed(self, digest: bytes, cause: str, tier: str = "device") -> None:
+        """``cause``: ``capacity``, ``preempted``, ``ttl``, or ``bad`` if a copy in a slower tier failed."""
+        last = self._last("removed", tier)
+        if last is not None and last.cause == cause:
             last.digests.append(digest)
         else:
-            self._events.append(_Growing("removed", [digest], cause=cause))
+            self._events.append(_Growing("removed", [digest], cause=cause, tier=tier))
+
+    def _last(self, kind: str, tier: str) -> _Growing | None:
+        """The event before, if it is of this kind and may grow."""
+        last = self._events[-1] if self._events else None
+        return last if last is not None and (last.kind, last.tier) == (kind, tier) else None
 
     def cleared(self) -> None:
-        """Everything is gone; what was not sent yet is void."""
+        """Everything is gone, in all tiers; what was not sent yet is void."""
         self._events = [_Growing("cleared", [], cause="reset")]
 
     def take(self) -> tuple[KvEvent, ...]:
         """Events since the last call, in order."""
-        events = tuple(KvEvent(e.kind, tuple(e.digests), e.parent, e.cause) for e in self._events)
+        events = tuple(KvEvent(e.kind, tuple(e.digests), e.parent, e.cause, e.tier) for e in self._events)
         self._events = []
         for event in events:
             self._meter.inc("headrace_engine_kv_events_total", type=event.kind)

@@ -4,6 +4,7 @@ ever cached under which namespace."""
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 from engine.kv.blocks import block_digests
 from engine.request import Miss, MissReason, Tokens
@@ -20,6 +21,8 @@ class MissHistory:
         self.bound = bound
         self.complete = True
         """False once something was forgotten: ``never_computed`` may then be untrue."""
+        self.on_forgotten: Callable[[bytes], None] = lambda digest: None
+        """Called with each lost digest that is forgotten."""
         self._meter = meter
         self._lost: OrderedDict[bytes, MissReason] = OrderedDict()
         self._fingerprints: OrderedDict[bytes, tuple[bytes, ...]] = OrderedDict()
@@ -28,7 +31,10 @@ class MissHistory:
         """The last copy of this content is gone."""
         self._lost[digest] = reason
         self._lost.move_to_end(digest)
-        self._forget_oldest(self._lost)
+        if len(self._lost) > self.bound:
+            forgotten, _ = self._lost.popitem(last=False)
+            self._overflow()
+            self.on_forgotten(forgotten)
 
     def stored(self, digest: bytes, root: bytes, fingerprint: bytes) -> None:
         """This content is resident (again) under ``root``."""
@@ -37,7 +43,9 @@ class MissHistory:
         if root not in roots:  # two different roots answer "is there another one?" for every asker
             self._fingerprints[fingerprint] = (*roots[-1:], root)
         self._fingerprints.move_to_end(fingerprint)
-        self._forget_oldest(self._fingerprints)
+        if len(self._fingerprints) > self.bound:
+            self._fingerprints.popitem(last=False)
+            self._overflow()
 
     def why_lost(self, digest: bytes) -> MissReason | None:
         return self._lost.get(digest)
@@ -46,13 +54,9 @@ class MissHistory:
         """The same content was cached under another root."""
         return any(known != root for known in self._fingerprints.get(fingerprint, ()))
 
-    def _forget_oldest(
-        self, memory: OrderedDict[bytes, MissReason] | OrderedDict[bytes, tuple[bytes, ...]]
-    ) -> None:
-        if len(memory) > self.bound:
-            memory.popitem(last=False)
-            self.complete = False
-            self._meter.inc("headrace_engine_miss_history_overflow_total")
+    def _overflow(self) -> None:
+        self.complete = False
+        self._meter.inc("headrace_engine_miss_history_overflow_total")
 
 
 def content_fingerprints(tokens: Tokens[int], block_size: int) -> tuple[bytes, ...]:

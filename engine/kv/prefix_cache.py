@@ -2,17 +2,22 @@
 
 The digest map names content that is resident *and computed*: a digest enters it only after the step
 that computed the block has committed (ENGINE E16), and leaves it when the pool hands the block out
-again, when its life ends, or when everything is cleared.
+again, when its life ends, or when everything is cleared. What leaves the device may stay below it
+(engine.kv.tiers).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 
-from engine.kv.blocks import BlockPool, token_bytes
+from engine.kv.blocks import BlockPool, Content, token_bytes
 from engine.kv.events import EventLog
 from engine.kv.miss_history import MissHistory, MissRuns, content_fingerprints
+from engine.kv.places import Sizes
+from engine.kv.tally import Tally
+from engine.kv.tiers import Tiers
 from engine.request import Miss, MissReason, Tokens
 from engine.telemetry import Meter
 
@@ -39,21 +44,11 @@ class Published(StrEnum):
     """The key is taken by other content; the block stays without digest."""
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
-    """What a cached block holds: enough to verify a hit (ENGINE E9)."""
-
-    digest: bytes
-    parent: bytes
-    tokens: bytes
-    root: bytes
-
-
 class PrefixCache:
     """The digest map of one pool, its events, and the bounded memory behind true miss reasons.
 
     ``digest_bits`` shortens the lookup key only (for tests of collisions); ``history`` bounds how many
-    lost digests and content fingerprints are remembered.
+    lost digests and content fingerprints are remembered; ``sizes`` are those of the tiers below.
     """
 
     def __init__(
@@ -65,6 +60,7 @@ class PrefixCache:
         verify_tokens: bool = True,
         digest_bits: int = 128,
         history: int | None = None,
+        sizes: Sizes | None = None,
     ) -> None:
         self.pool = pool
         self.block_size = block_size
@@ -76,11 +72,15 @@ class PrefixCache:
         self._key_bytes = digest_bits // 8
         self._map: dict[bytes, int] = {}
         self._copies: dict[bytes, list[int]] = {}
-        self._children: dict[bytes, int] = {}
-        self._computing: dict[bytes, int] = {}
+        self._children = Tally()
+        self.being_computed = Tally()
+        """Blocks of admitted requests, until they are published."""
         self._preempted: set[int] = set()
+        self.below = Tiers(sizes or Sizes(), meter, self.events, self.history, self.holds, self._recopied)
+        self.history.on_forgotten = lambda digest: pool.cached.eviction.forgotten(digest)
         pool.listener = self
-        pool.has_child = self._has_resident_child
+        pool.cached.has_child = self._has_resident_child
+        pool.cached.is_copied = lambda block: self.below.copied(self.content[block].digest)
 
     def __len__(self) -> int:
         """Distinct contents resident."""
@@ -104,12 +104,20 @@ class PrefixCache:
 
     def take(self, blocks: tuple[int, ...], now: int) -> None:
         """Reference the blocks of a hit; their lives stop."""
+        cached = self.pool.cached
         for block in blocks:
+            uses = cached.uses[block]
+            uses.hits += 1
             if self.pool.ref[block] == 0:
-                gap = (now - self.pool.released[block]) / 1e9
+                cached.eviction.hit(block, now)
+                gap = (now - uses.released) / 1e9
                 self.meter.observe("headrace_engine_block_reuse_gap_seconds", gap)
             self._preempted.discard(block)
         self.pool.acquire(blocks)
+
+    def find(self, digest: bytes, parent: bytes, tokens: bytes) -> int | None:
+        """The device block with this content, verified like a hit."""
+        return self._find(digest, parent, tokens, 0)
 
     def holds(self, digest: bytes) -> bool:
         block = self._map.get(digest[: self._key_bytes])
@@ -137,9 +145,11 @@ class PrefixCache:
                 reason = MissReason.LAST_BLOCK_RULE
             elif behind is not None and self.holds(digest):
                 reason = behind
+            elif self.below.holds(digest):
+                reason = behind = MissReason.EVICTED_CAPACITY
             elif (lost := self.history.why_lost(digest)) is not None:
                 reason = behind = lost
-            elif digest in self._computing:
+            elif digest in self.being_computed:
                 reason = behind = MissReason.BEING_COMPUTED
             else:
                 contents = contents or content_fingerprints(tokens, self.block_size)
@@ -153,39 +163,35 @@ class PrefixCache:
     # -- writing ------------------------------------------------------------------------------
 
     def publish(
-        self, block: int, digest: bytes, parent: bytes, tokens: bytes, root: bytes, fingerprint: bytes
+        self,
+        block: int,
+        digest: bytes,
+        parent: bytes,
+        tokens: bytes,
+        root: bytes,
+        fingerprint: bytes,
+        start: int = 0,
+        now: int = 0,
     ) -> Published:
-        """Enter a computed block after its step has committed (ENGINE E16)."""
+        """Enter a computed block after its step has committed (E16); its first token is at ``start``."""
         key = digest[: self._key_bytes]
         content = Content(digest, parent, tokens, root)
         holder = self._map.get(key)
         if holder is not None and self.content[holder].digest != digest:
             return Published.COLLISION
         self.content[block] = content
-        self.pool.mark(block)
+        self.pool.mark(block, start)
         if holder is not None:
             self._copies.setdefault(key, []).append(block)
             self.meter.inc("headrace_engine_duplicate_blocks_total")
             return Published.DUPLICATE
         self._map[key] = block
-        self._children[parent] = self._children.get(parent, 0) + 1
+        self._children.add(parent)
+        self.pool.cached.eviction.wanted(digest, now)
+        self.below.returned(digest)
         self.history.stored(digest, root, fingerprint)
         self.events.stored(digest, None if parent == root else parent)
         return Published.STORED
-
-    def computing(self, digests: list[bytes]) -> None:
-        """An admitted request is going to compute these blocks."""
-        for digest in digests:
-            self._computing[digest] = self._computing.get(digest, 0) + 1
-
-    def computed(self, digests: list[bytes]) -> None:
-        """It has computed them, or ended before."""
-        for digest in digests:
-            left = self._computing[digest] - 1
-            if left:
-                self._computing[digest] = left
-            else:
-                del self._computing[digest]
 
     def released(self, blocks: list[int], preempted: bool) -> None:
         """Remember whether a preemption released these blocks: their loss then has that reason."""
@@ -199,36 +205,52 @@ class PrefixCache:
         preempted = block in self._preempted
         reason = MissReason.PREEMPTED if preempted else MissReason.EVICTED_CAPACITY
         self._observe_idle(block, now, "capacity")
-        self._forget(block, reason, "preempted" if preempted else "capacity")
+        content, last = self.content[block], self._forget(block, "preempted" if preempted else "capacity")
+        if not last:
+            return
+        uses = self.pool.cached.uses[block]
+        expires = None if uses.life is None else uses.released + uses.life
+        if not self.below.demote(block, content, expires, now):
+            self.history.lost(content.digest, reason)
 
     def expire(self, now: int) -> None:
-        """Drop the blocks whose life has run out (ENGINE E15)."""
-        for block in self.pool.expired(now):
+        """Drop the blocks whose life has run out, with their copies below (ENGINE E15)."""
+        for block in self.pool.cached.expired(now):
             self._observe_idle(block, now, "ttl")
-            self._forget(block, MissReason.EVICTED_TTL, "ttl")
+            digest = self.content[block].digest
+            if self._forget(block, "ttl"):
+                self.below.drop(digest, "ttl")
+                self.history.lost(digest, MissReason.EVICTED_TTL)
             self.pool.unmark(block)
+        self.below.expire(now)
+
+    def next_expiry(self) -> int | None:
+        """When the first life ends, in any tier; None if none will."""
+        times = (self.pool.cached.next_expiry(), self.below.expiries.next)
+        return min((time for time in times if time is not None), default=None)
 
     def clear(self) -> None:
         """Drop every digest. What was resident leaves no reason here: the event subscriber knows it was
         held by an earlier epoch."""
         for block in list(self.content):
+            self.pool.cached.eviction.evicted(block, None)
             self.pool.unmark(block)
-        for forgotten in (self.content, self._map, self._copies, self._children, self._computing):
-            forgotten.clear()
+        self.below.clear()
+        self.content, self._map, self._copies = {}, {}, {}
+        self._children, self.being_computed = Tally(), Tally()
         self._preempted.clear()
         self.events.cleared()
 
     def inconsistencies(self) -> list[str]:
         """What does not agree between the map, its copies and the contents (invariant K4)."""
-        named = [*self._map.values(), *(block for copies in self._copies.values() for block in copies)]
-        broken = []
+        broken, named = [], [*self._map.values(), *chain.from_iterable(self._copies.values())]
         if sorted(named) != sorted(self.content):
             broken.append(f"{len(named)} blocks are named, {len(self.content)} hold content")
         for key, block in self._map.items():
             content = self.content.get(block)
             if content is None or content.digest[: self._key_bytes] != key:
                 broken.append(f"block {block} does not hold what the map says")
-        if sum(self._children.values()) != len(self._map):
+        if sum(self._children.counts.values()) != len(self._map):
             broken.append("the count of children does not match the map")
         return broken
 
@@ -250,12 +272,13 @@ class PrefixCache:
         # with a second copy nothing is lost, so no child is orphaned
         return digest in self._children and digest[: self._key_bytes] not in self._copies
 
-    def _forget(self, block: int, reason: MissReason, cause: str) -> None:
-        """Take a block out of the map. Only the loss of the last copy is a loss."""
+    def _forget(self, block: int, cause: str) -> bool:
+        """Take a block out of the map. True if it was the last copy on the device."""
         content = self.content.pop(block)
         self._preempted.discard(block)
         key = content.digest[: self._key_bytes]
         copies = self._copies.get(key)
+        self.pool.cached.eviction.evicted(block, None if copies else content.digest)
         if copies:
             if self._map[key] == block:
                 self._map[key] = copies.pop(0)
@@ -263,20 +286,20 @@ class PrefixCache:
                 copies.remove(block)
             if not copies:
                 del self._copies[key]
-            return
+            return False
         del self._map[key]
-        self._orphan(content.parent)
-        self.history.lost(content.digest, reason)
+        self._children.drop(content.parent)
         self.events.removed(content.digest, cause)
+        return True
 
-    def _orphan(self, parent: bytes) -> None:
-        left = self._children[parent] - 1
-        if left:
-            self._children[parent] = left
-        else:
-            del self._children[parent]
+    def _recopied(self, digest: bytes) -> None:
+        """A slower tier has got its first copy of this content, or lost its last."""
+        if self.holds(digest):
+            key = digest[: self._key_bytes]
+            for block in (self._map[key], *self._copies.get(key, ())):
+                self.pool.cached.recopied(block)
 
     def _observe_idle(self, block: int, now: int, cause: str) -> None:
-        idle = (now - self.pool.released[block]) / 1e9
+        idle = (now - self.pool.cached.uses[block].released) / 1e9
         self.meter.observe("headrace_engine_block_idle_before_evict_seconds", idle)
         self.meter.inc("headrace_engine_evicted_blocks_total", cause=cause, tier="device")

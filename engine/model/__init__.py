@@ -3,16 +3,18 @@
 What the rest of the engine calls is here and imports no torch; ``load_runner`` does when it runs.
 """
 
-from engine.model.llama_config import ModelError
+from engine.model.decoder_config import ModelError
 from engine.model.loader import (
     Budget,
     budget,
     check,
+    fingerprint,
     identity,
     kv_bytes_per_token,
     load_runner,
     load_tokenizer,
     max_positions,
+    read_adapter,
     resolve,
     with_kv_blocks,
 )
@@ -24,11 +26,13 @@ __all__ = [
     "Tokenizer",
     "budget",
     "check",
+    "fingerprint",
     "identity",
     "kv_bytes_per_token",
     "load_runner",
     "load_tokenizer",
     "max_positions",
+    "read_adapter",
     "resolve",
     "with_kv_blocks",
 ]

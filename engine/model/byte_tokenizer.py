@@ -12,6 +12,7 @@ END_OF_TEXT = "<|endoftext|>"
 SPECIALS = {END_OF_TEXT: 256, IM_START: 257, IM_END: 258}
 VOCABULARY = 259
 
+_NAMES = {token: name.encode() for name, token in SPECIALS.items()}
 _SPLIT = re.compile("(" + "|".join(re.escape(special) for special in SPECIALS) + ")")
 
 
@@ -20,6 +21,7 @@ class ByteTokenizer:
 
     vocabulary = VOCABULARY
     eos_ids = frozenset({SPECIALS[IM_END]})
+    special_ids = frozenset(SPECIALS.values())
     digest = hashlib.blake2b(repr(("bytes", SPECIALS)).encode(), digest_size=16).hexdigest()
 
     def encode(self, text: str) -> list[int]:
@@ -50,6 +52,9 @@ class ByteTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(i for i in ids if i < 256).decode(errors="replace")
+
+    def piece(self, token: int) -> bytes:
+        return bytes((token,)) if token < 256 else _NAMES[token]
 
     def render_chat(self, messages: Messages) -> str:
         return chatml(messages)

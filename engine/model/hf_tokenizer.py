@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,12 @@ class HfTokenizer:
         self._folder = folder
         self.vocabulary = self._backend.get_vocab_size(with_added_tokens=True)
         self.eos_ids = self._eos_ids(folder, specials["eos_token"])
+        self._added = {
+            int(token["id"]): (str(token["content"]), bool(token.get("special")))
+            for token in definition.get("added_tokens") or ()
+        }
+        self.special_ids = frozenset(token for token, (_, special) in self._added.items() if special)
+        self._bytes_as_letters = '"ByteLevel"' in json.dumps(definition.get("decoder"))
         self.digest = hashlib.blake2b(
             content + json.dumps([template, specials], sort_keys=True).encode(), digest_size=16
         ).hexdigest()
@@ -67,6 +74,18 @@ class HfTokenizer:
         text: str = self._backend.decode(list(ids), skip_special_tokens=True)
         return text
 
+    def piece(self, token: int) -> bytes:
+        """An added token is its own text; others are written in the alphabet of the decoder: letters for
+        bytes (byte-level BPE), else ``▁`` for a space and ``<0x0A>`` for a byte (SentencePiece)."""
+        if token in self._added:
+            return self._added[token][0].encode()
+        text = self._backend.id_to_token(token) or ""
+        if self._bytes_as_letters:
+            return b"".join(_LETTERS.get(letter) or letter.encode() for letter in text)
+        if byte := _BYTE_TOKEN.fullmatch(text):
+            return bytes((int(byte[1], 16),))
+        return text.replace("▁", " ").encode()
+
     def render_chat(self, messages: Messages) -> str:
         if self._template is None:
             raise ValueError(f"{self._folder} has no chat template: use /v1/completions with this model")
@@ -80,6 +99,19 @@ class HfTokenizer:
                 raise ValueError(f"{folder / _SETTINGS}: eos_token {eos_token!r} is not in {_TOKENIZER}")
             ids.add(token)
         return frozenset(ids)
+
+
+def _letters() -> dict[str, bytes]:
+    """The letters that byte-level BPE writes the 256 bytes with: printable ones as they are, the others
+    as the characters from 256 on, in order (as GPT-2 does)."""
+    printable = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = [*printable, *(256 + n for n in range(len(others)))]
+    return {chr(letter): bytes((byte,)) for letter, byte in zip(letters, [*printable, *others], strict=True)}
+
+
+_LETTERS = _letters()
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 
 
 def eos_ids_of(folder: Path) -> frozenset[int]:
@@ -100,8 +132,10 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path}: missing") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON: {error}") from error
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path}: holds {type(value).__name__}, not an object")
     return value

@@ -31,12 +31,19 @@ class KvMemory:
     def nbytes(self) -> int:
         return self._tensor.nbytes
 
+    def block(self, block: int) -> torch.Tensor:
+        """All that a block holds, ``[layers, 2, B, Hkv, D]``: a view to read from and to write to."""
+        return self._tensor[:, :, block]
+
     def write(self, layer: int, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Put ``k`` and ``v`` ``[T, Hkv, D]`` into ``slots`` ``[T]`` (int64, all different)."""
         self._slots[layer, 0].index_copy_(0, slots, k)
         self._slots[layer, 1].index_copy_(0, slots, v)
 
-    def gather(self, layer: int, blocks: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V ``[length, Hkv, D]`` of the positions that lie in ``blocks`` (int64), in order."""
-        k, v = self._tensor[layer].index_select(1, blocks).flatten(1, 2)[:, :length]
+    def gather(
+        self, layer: int, blocks: torch.Tensor, skip: int, length: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V ``[length, Hkv, D]`` of the positions that lie in ``blocks`` (int64), in order, without
+        the first ``skip``."""
+        k, v = self._tensor[layer].index_select(1, blocks).flatten(1, 2)[:, skip : skip + length]
         return k, v

@@ -24,12 +24,15 @@ def bf16_is_native() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """``x`` ``[rows, in]`` times ``weight`` ``[out, in]`` transposed: ``[rows, out]`` in x's precision."""
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """``x`` ``[rows, in]`` times ``weight`` ``[out, in]`` transposed, plus ``bias`` ``[out]``:
+    ``[rows, out]`` in x's precision, rounded to it once."""
     rows = x.shape[0]
     if x.dtype == torch.bfloat16:
         if rows >= _WIDEN_FROM and not bf16_is_native():
-            return F.linear(x.float(), weight.float()).bfloat16()
+            wide = None if bias is None else bias.float()
+            return F.linear(x.float(), weight.float(), wide).bfloat16()
     elif 1 < rows <= _FEW:
-        return (weight @ x.T).T
-    return F.linear(x, weight)
+        product = weight @ x.T if bias is None else torch.addmm(bias.unsqueeze(1), weight, x.T)
+        return product.T
+    return F.linear(x, weight, bias)

@@ -1,24 +1,33 @@
 """From a model's name to its runner, tokenizer and identity.
 
-A name is ``simulated``, ``tiny``, a model pulled by ``bench model pull``, or a folder in Hugging Face
-layout. torch is imported only by ``load_runner``, and not for ``simulated``: the gateway never needs it.
+A name is ``simulated``, ``tiny``, a model or hub id pulled by ``bench model pull``, or a folder in Hugging
+Face layout. torch is imported only by ``load_runner``, and not for ``simulated``: the gateway never needs it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import json
 import os
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from engine.config import EngineConfig
+from engine.kv.disk import DiskRefused, DiskStore
+from engine.model.adapter import AdapterFacts, adapter_facts
 from engine.model.byte_tokenizer import ByteTokenizer
+from engine.model.config_json import read_config
+from engine.model.decoder_config import TINY, DecoderConfig, ModelError
+from engine.model.grammar import Matchers, Schemas
 from engine.model.hf_tokenizer import HfTokenizer
-from engine.model.llama_config import TINY, LlamaConfig, ModelError, read_config
+from engine.model.hub import is_hub_id
 from engine.model.pull import MODELS, is_pulled, model_folder
 from engine.model.tokenizer import Tokenizer
-from engine.model.weights import load_tensors, random_digest, random_tensors, weights_digest
+from engine.model.weights import check_weights, load_tensors, random_digest, random_tensors, weights_digest
 from engine.model.words import WordsTokenizer
 from engine.runner.base import Runner
 
@@ -36,6 +45,7 @@ class Budget:
     """How a worker's memory is cut up, in bytes (ENGINE E10). ``kv`` includes the null block."""
 
     weights: int
+    adapters: int
     kv: int
     blocks: int
 
@@ -46,23 +56,36 @@ def resolve(name: str) -> Path | Builtin:
         return "simulated"
     if name == "tiny":
         return "tiny"
-    if name in MODELS:
+    folder = Path(name).expanduser()
+    if name not in MODELS and folder.is_dir():
+        return folder
+    if name in MODELS or is_hub_id(name):
         folder = model_folder(name)
         if not is_pulled(folder):
             raise ModelError([f"model {name!r} is not pulled yet: run bench model pull {name}"])
         return folder
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return folder
+    if name.startswith(("/", ".", "~")):
+        raise ModelError([f"{folder}: no such folder"])
     known = ", ".join(f"{model} ({_state(model)})" for model in sorted(MODELS))
-    raise ModelError([f"model {name!r} is no folder and no known name: simulated, tiny, {known}"])
+    raise ModelError(
+        [f"model {name!r} is no folder, no hub id (org/name) and no known name: simulated, tiny, {known}"]
+    )
 
 
 def check(config: EngineConfig) -> None:
     """See, without loading anything, whether this machine can serve the model. Raises ModelError."""
-    shape = _shape(config)
+    model, shape = resolve(config.model), _shape(config)
+    if shape is not None and isinstance(model, Path):
+        check_weights(model, shape)
     if shape is not None and importlib.util.find_spec("torch") is None:
         raise ModelError([f"model {config.model!r} needs torch: pip install 'headrace[engine]'"])
+    for folder in config.adapters.values():
+        read_adapter(config, folder)
+
+
+def read_adapter(config: EngineConfig, folder: str) -> AdapterFacts:
+    """A LoRA adapter for this model, read and checked (ENGINE E39). Raises ModelError."""
+    return adapter_facts(folder, _shape(config), config.max_lora_rank)
 
 
 def load_tokenizer(config: EngineConfig) -> Tokenizer:
@@ -74,43 +97,71 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
         return ByteTokenizer()
     try:
         return HfTokenizer(model)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise ModelError([str(error)]) from error
 
 
-def load_runner(config: EngineConfig, worker: int = 0) -> Runner:
-    """A runner with its weights in memory, before ``allocate``. Raises ModelError."""
+def load_runner(config: EngineConfig, worker: int = 0, expected: str | None = None) -> Runner:
+    """A runner with its weights in memory, before ``allocate``. Raises ModelError.
+
+    ``expected`` is the ``fingerprint`` of the identity under which its K/V will be known: a folder that was
+    changed since then is refused, because what others cached would not fit it (ENGINE E7, E51).
+    """
     model = resolve(config.model)
     if model == "simulated":
         from engine.runner.simulated import SimulatedRunner
 
-        return SimulatedRunner(config.cost, config.seed, worker)
+        simulated = SimulatedRunner(config.cost, config.seed, worker, tiers=config.cache.tiers)
+        simulated.adapter_digest = lambda folder: read_adapter(config, folder).digest
+        return simulated
     try:
         import torch
     except ImportError as error:
         raise ModelError([f"model {config.model!r} needs torch: pip install 'headrace[engine]'"]) from error
-    from engine.model.llama import Llama
+    from engine.model.decoder import Decoder
     from engine.runner.torch_runner import TorchRunner
 
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[config.dtype]
+    tokenizer = load_tokenizer(config)
     if model == "tiny":
-        llama = Llama(TINY, random_tensors(TINY, config.seed), dtype)
-        return TorchRunner(llama, ByteTokenizer.eos_ids, config.threads)
-    shape = read_config(model)
-    llama = Llama(shape, load_tensors(model, shape), dtype)
-    return TorchRunner(llama, load_tokenizer(config).eos_ids, config.threads)
+        shape = TINY
+        tensors, digest = random_tensors(shape, config.seed), random_digest(shape, config.seed)
+    else:
+        shape = read_config(model)
+        tensors, digest = load_tensors(model, shape)
+    if expected not in (None, fingerprint(_identity(config, tokenizer, str(shape), digest))):
+        raise ModelError(
+            [f"{model}: not what it was when the engine started (weights {digest} now): restart the engine"]
+        )
+    limited = replace(shape, max_positions=max_positions(config))
+    decoder, matchers = Decoder(limited, tensors, dtype), Matchers(Schemas(tokenizer))
+    disk = _open_disk(config, worker, digest)
+    return TorchRunner(decoder, tokenizer.eos_ids, config.threads, matchers, disk)
+
+
+def _open_disk(config: EngineConfig, worker: int, weights: str) -> DiskStore | None:
+    """A worker's own folder in that of the disk tier (ENGINE E45). Raises ModelError if it is not usable."""
+    disk = config.cache.tiers.disk
+    if disk is None:
+        return None
+    try:
+        return DiskStore(Path(disk.path).expanduser() / f"worker-{worker}", f"{config.model} {weights}")
+    except DiskRefused as error:
+        raise ModelError([f"cache.tiers.disk.path: {error}"]) from error
 
 
 def identity(config: EngineConfig) -> dict[str, str]:
-    """What makes K/V of this model what they are, as keywords of ``kv.blocks.namespace_root`` (E7)."""
-    model = resolve(config.model)
-    tokenizer = load_tokenizer(config)
-    shape = _shape(config)
-    if shape is None:
-        weights, positions = "simulated", "none"  # its text depends on nothing but the tokens
-    else:
-        weights = weights_digest(model) if isinstance(model, Path) else random_digest(shape, config.seed)
-        positions = f"rope:{shape.rope_theta}:{shape.head_size}"
+    """What makes K/V of this model what they are, as keywords of ``kv.blocks.namespace_root`` (E7).
+    ``positions`` holds the whole shape: RoPE and windows, and what else of config.json K/V depend on.
+    Raises ModelError."""
+    model, shape = resolve(config.model), _shape(config)
+    if shape is None:  # its text depends on nothing but the tokens
+        return _identity(config, load_tokenizer(config), "none", "simulated")
+    weights = weights_digest(model) if isinstance(model, Path) else random_digest(shape, config.seed)
+    return _identity(config, load_tokenizer(config), str(shape), weights)
+
+
+def _identity(config: EngineConfig, tokenizer: Tokenizer, positions: str, weights: str) -> dict[str, str]:
     return {
         "model": config.model,
         "weights": weights,
@@ -118,6 +169,12 @@ def identity(config: EngineConfig) -> dict[str, str]:
         "positions": positions,
         "precision": f"weights {config.dtype}, kv {config.dtype}",
     }
+
+
+def fingerprint(identity: Mapping[str, str]) -> str:
+    """An identity in 32 hex digits."""
+    text = json.dumps(identity, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def max_positions(config: EngineConfig) -> int:
@@ -137,15 +194,16 @@ def budget(config: EngineConfig) -> Budget:
     """Usable KV blocks of one worker and what they cost. Raises ModelError if not one block fits.
 
     ``memory.kv_blocks`` as it is; else what ``memory.total`` (by default half of this machine's memory,
-    shared by the workers) leaves beside the weights.
+    shared by the workers) leaves beside the weights and the adapters loaded at start.
     """
     memory = config.memory
     if memory.kv_blocks is not None and memory.kv_blocks < 1:
         raise ModelError([f"memory.kv_blocks is {memory.kv_blocks}: a worker needs at least one KV block"])
     shape = _shape(config)
     if shape is None:
-        return Budget(weights=0, kv=0, blocks=memory.kv_blocks or SIMULATED_BLOCKS)
+        return Budget(weights=0, adapters=0, kv=0, blocks=memory.kv_blocks or SIMULATED_BLOCKS)
     weights = shape.parameters * _BYTES[config.dtype]
+    adapters = _adapter_weights(config) * _BYTES[config.dtype]
     per_block = memory.block_size * shape.kv_bytes_per_token(_BYTES[config.dtype])
     if memory.kv_blocks is not None:
         blocks = memory.kv_blocks
@@ -153,12 +211,26 @@ def budget(config: EngineConfig) -> Budget:
         total = (
             memory.total if memory.total is not None else int(_CPU_SHARE * machine_memory() / config.workers)
         )
-        blocks = (total - weights) // per_block - 1  # one more is made: the null block
+        blocks = (total - weights - adapters) // per_block - 1  # one more is made: the null block
         if blocks < 1:
+            beside = f" and {adapters / 1e6:.1f} MB of adapters" if adapters else ""
             raise ModelError(
-                [f"memory.total {total / 1e6:.1f} MB holds {weights / 1e6:.1f} MB of weights and no KV block"]
+                [
+                    f"memory.total {total / 1e6:.1f} MB holds {weights / 1e6:.1f} MB of weights{beside} "
+                    "and no KV block"
+                ]
             )
-    return Budget(weights=weights, kv=(blocks + 1) * per_block, blocks=blocks)
+    return Budget(weights=weights, adapters=adapters, kv=(blocks + 1) * per_block, blocks=blocks)
+
+
+def _adapter_weights(config: EngineConfig) -> int:
+    """Numbers in the largest ``max_adapters`` of those loaded at start. One that is gone by now takes no
+    memory: its requests are told why (E39), and a worker that starts again is not kept from it."""
+    sizes = []
+    for folder in config.adapters.values():
+        with suppress(ModelError):
+            sizes.append(read_adapter(config, folder).weights)
+    return sum(sorted(sizes)[-config.max_adapters :])
 
 
 def machine_memory() -> int:
@@ -180,7 +252,7 @@ def with_kv_blocks(config: EngineConfig) -> EngineConfig:
     return replace(config, memory=replace(config.memory, kv_blocks=budget(config).blocks))
 
 
-def _shape(config: EngineConfig) -> LlamaConfig | None:
+def _shape(config: EngineConfig) -> DecoderConfig | None:
     model = resolve(config.model)
     if model == "simulated":
         return None

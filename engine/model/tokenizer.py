@@ -12,6 +12,8 @@ class Tokenizer(Protocol):
     digest: str
     vocabulary: int
     eos_ids: frozenset[int]
+    special_ids: frozenset[int]
+    """Tokens that stand for no text."""
 
     def encode(self, text: str) -> list[int]:
         """Ids of ``text``, without special tokens added; special tokens in ``text`` are recognised."""
@@ -21,6 +23,10 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ``ids`` without special tokens; incomplete UTF-8 at the end gives U+FFFD."""
+
+    def piece(self, token: int) -> bytes:
+        """What a token stands for, maybe a part of a character only; of a special token its name, and
+        nothing for an id below ``vocabulary`` that is no token."""
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The prompt text of a chat, with the generation prompt. Raises ValueError if the template

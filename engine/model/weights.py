@@ -1,4 +1,4 @@
-"""Weights of a Llama-family model: from a folder in Hugging Face layout, or random and seeded."""
+"""Weights of a decoder: from a folder in Hugging Face layout, or random and seeded."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import functools
 import hashlib
 import math
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from engine.model.decoder_config import DecoderConfig, ModelError
 from engine.model.hf_tokenizer import read_json
-from engine.model.llama_config import LlamaConfig, ModelError
+from engine.model.tensor_file import Entry, StoredTensor, each_tensor, read_header
 
 if TYPE_CHECKING:
     import torch
@@ -23,58 +23,75 @@ _MENTIONED = 5
 """How many missing or wrong tensors an error lists before it only counts."""
 
 
-def expected_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+def expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     """Every tensor that the model needs, under Hugging Face's names, as ``[out, in]``."""
     c = config
     q, kv = c.heads * c.head_size, c.kv_heads * c.head_size
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens": (c.vocabulary, c.hidden)}
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (c.vocabulary, c.hidden)}
     for i in range(c.layers):
         layer: dict[str, tuple[int, ...]] = {
-            "input_layernorm": (c.hidden,),
-            "self_attn.q_proj": (q, c.hidden),
-            "self_attn.k_proj": (kv, c.hidden),
-            "self_attn.v_proj": (kv, c.hidden),
-            "self_attn.o_proj": (c.hidden, q),
-            "post_attention_layernorm": (c.hidden,),
-            "mlp.gate_proj": (c.intermediate, c.hidden),
-            "mlp.up_proj": (c.intermediate, c.hidden),
-            "mlp.down_proj": (c.hidden, c.intermediate),
+            "input_layernorm.weight": (c.hidden,),
+            "self_attn.q_proj.weight": (q, c.hidden),
+            "self_attn.k_proj.weight": (kv, c.hidden),
+            "self_attn.v_proj.weight": (kv, c.hidden),
+            "self_attn.o_proj.weight": (c.hidden, q),
+            "post_attention_layernorm.weight": (c.hidden,),
+            "mlp.gate_proj.weight": (c.intermediate, c.hidden),
+            "mlp.up_proj.weight": (c.intermediate, c.hidden),
+            "mlp.down_proj.weight": (c.hidden, c.intermediate),
         }
+        if c.qkv_bias:
+            sizes = {"q": q, "k": kv, "v": kv}
+            layer |= {f"self_attn.{name}_proj.bias": (size,) for name, size in sizes.items()}
+        if c.qk_norm:
+            layer |= {f"self_attn.{name}_norm.weight": (c.head_size,) for name in "qk"}
         shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
-    shapes["model.norm"] = (c.hidden,)
+    shapes["model.norm.weight"] = (c.hidden,)
     if not c.tied:
-        shapes["lm_head"] = (c.vocabulary, c.hidden)
-    return {f"{name}.weight": shape for name, shape in shapes.items()}
+        shapes["lm_head.weight"] = (c.vocabulary, c.hidden)
+    return shapes
 
 
-def load_tensors(folder: Path, config: LlamaConfig) -> dict[str, torch.Tensor]:
-    """All tensors of the model, as stored. Raises ModelError naming every file and tensor at fault."""
-    from safetensors import SafetensorError, safe_open
-
-    tensors: dict[str, Any] = {}
-    found: dict[str, tuple[int, ...]] = {}
-    with ExitStack() as stack:
-        handles = {}
+def check_weights(folder: Path, config: DecoderConfig) -> None:
+    """See whether the weight files are whole and hold what ``config`` promises, reading their headers only.
+    Raises ModelError naming every file and tensor at fault."""
+    found: dict[str, Entry] = {}
+    try:
         for path in weight_files(folder):
-            try:
-                handle = stack.enter_context(safe_open(path, framework="pt"))
-            except (SafetensorError, OSError) as error:
-                raise ModelError([f"{path}: not a safetensors file: {error}"]) from error
-            for name in handle.keys():  # noqa: SIM118 - not a dict
-                handles[name] = handle
-                found[name] = tuple(handle.get_slice(name).get_shape())
-        check_shapes(folder, config, found)
-        for name in expected_shapes(config):
-            tensors[name] = handles[name].get_tensor(name)
-    not_floating = [
-        f"{folder}: {name} is {t.dtype}" for name, t in tensors.items() if not t.is_floating_point()
-    ]
-    if not_floating:
-        raise ModelError(_shortened(not_floating))
-    return tensors
+            found |= read_header(path)
+    except (ValueError, OSError) as error:
+        raise _model_error(error) from error
+    check_shapes(folder, config, {name: entry.shape for name, entry in found.items()})
 
 
-def check_shapes(folder: Path, config: LlamaConfig, found: Mapping[str, tuple[int, ...]]) -> None:
+def load_tensors(folder: Path, config: DecoderConfig) -> tuple[dict[str, torch.Tensor], str]:
+    """All tensors of the model, as stored, and the ``weights_digest`` of what was read. Raises ModelError
+    naming every file and tensor at fault."""
+    check_weights(folder, config)
+    expected = expected_shapes(config)
+    tensors: dict[str, torch.Tensor] = {}
+    hashed = _new_digest()
+    try:
+        for path in weight_files(folder):
+            hashed.update(path.stat().st_size.to_bytes(8, "little"))
+            for name, stored in each_tensor(path, hashed):
+                if name in expected:
+                    tensors[name] = as_tensor(stored)
+    except (ValueError, OSError) as error:
+        raise _model_error(error) from error
+    check_shapes(folder, config, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    return tensors, hashed.hexdigest()
+
+
+def as_tensor(stored: StoredTensor) -> torch.Tensor:
+    """The tensor over the same memory."""
+    import torch
+
+    dtypes = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+    return torch.frombuffer(stored.data, dtype=dtypes[stored.dtype]).view(stored.shape)
+
+
+def check_shapes(folder: Path, config: DecoderConfig, found: Mapping[str, tuple[int, ...]]) -> None:
     """Compare what the files hold with what ``config.json`` promises. Raises ModelError."""
     expected = expected_shapes(config)
     missing = [f"{folder}: tensor {name} is missing" for name in expected if name not in found]
@@ -113,14 +130,18 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def weights_digest(folder: Path) -> str:
-    """blake2b-128 over the weight files, in hex; remembered while no file's size or time changes."""
-    stats = [(path, path.stat()) for path in weight_files(folder)]
-    return _digest(tuple((path, stat.st_size, stat.st_mtime_ns) for path, stat in stats))
+    """blake2b-128 over the weight files, in hex; remembered while no file's size or time changes. Raises
+    ModelError."""
+    try:
+        stats = [(path, path.stat()) for path in weight_files(folder)]
+        return _digest(tuple((path, stat.st_size, stat.st_mtime_ns) for path, stat in stats))
+    except OSError as error:
+        raise _model_error(error) from error
 
 
 @functools.lru_cache(maxsize=8)
 def _digest(files: tuple[tuple[Path, int, int], ...]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
+    digest = _new_digest()
     for path, size, _ in files:
         digest.update(size.to_bytes(8, "little"))
         with path.open("rb") as file:
@@ -129,7 +150,15 @@ def _digest(files: tuple[tuple[Path, int, int], ...]) -> str:
     return digest.hexdigest()
 
 
-def random_tensors(config: LlamaConfig, seed: int) -> dict[str, torch.Tensor]:
+def _model_error(error: Exception) -> ModelError:
+    return error if isinstance(error, ModelError) else ModelError([str(error)])
+
+
+def _new_digest() -> hashlib.blake2b:
+    return hashlib.blake2b(digest_size=16)
+
+
+def random_tensors(config: DecoderConfig, seed: int) -> dict[str, torch.Tensor]:
     """Random weights in fp32, the same for the same seed.
 
     Scaled so that activations stay near 1 and logits are spread widely: greedy choices are then clear.
@@ -140,14 +169,14 @@ def random_tensors(config: LlamaConfig, seed: int) -> dict[str, torch.Tensor]:
     tensors = {}
     for name, shape in expected_shapes(config).items():
         if len(shape) == 1:
-            tensors[name] = torch.ones(shape)
+            tensors[name] = torch.zeros(shape) if name.endswith(".bias") else torch.ones(shape)
         else:
             scale = 1.0 if "embed_tokens" in name else 1.0 / math.sqrt(shape[1])
             tensors[name] = torch.randn(shape, generator=generator) * scale
     return tensors
 
 
-def random_digest(config: LlamaConfig, seed: int) -> str:
+def random_digest(config: DecoderConfig, seed: int) -> str:
     """Stands for ``weights_digest`` of random weights, without making them."""
     return hashlib.blake2b(f"random:1:{config}:{seed}".encode(), digest_size=16).hexdigest()
 

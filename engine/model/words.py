@@ -24,6 +24,7 @@ REMEMBERED = 1 << 17
 """Pieces outside the generated vocabulary that decode() still knows, the newest ones."""
 
 _SYLLABLES = [consonant + vowel for consonant in "bdfghjklmnprstvz" for vowel in "aeio"]
+_NAMES = {token: name for name, token in SPECIALS.items()}
 _SPLIT = re.compile("(" + "|".join(re.escape(special) for special in SPECIALS) + ")")
 # A word takes the space before it along, so that a prompt of n words is n tokens. The cap keeps a long
 # text without spaces from counting as one token.
@@ -40,6 +41,7 @@ class WordsTokenizer:
 
     vocabulary = VOCABULARY
     eos_ids = frozenset({SPECIALS[IM_END]})
+    special_ids = frozenset(SPECIALS.values())
     digest = hashlib.blake2b(
         repr(("words", GENERATED, SPECIALS, _SYLLABLES, _PIECE.pattern)).encode(), digest_size=16
     ).hexdigest()
@@ -74,6 +76,9 @@ class WordsTokenizer:
         """Text of ``ids``; a piece that is no longer remembered gives U+FFFD."""
         words, pieces = self._words, self._pieces
         return "".join(words.get(i) or pieces.get(i, "\ufffd") for i in ids if not GENERATED <= i < HASHED)
+
+    def piece(self, token: int) -> bytes:
+        return (_NAMES.get(token) or self.decode((token,))).encode("utf-8", "surrogatepass")
 
     def render_chat(self, messages: Messages) -> str:
         return chatml(messages)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from engine.request import Logprob, Sampling, Tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One sequence's share of a step: compute ``tokens`` at positions ``start ..``.
 
     K/V of position p lies in block ``table[p // block_size]``, slot ``p % block_size``; ``table``
@@ -66,25 +65,41 @@ class Move(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """One block moved. ``source`` and ``target`` are block or slot numbers, 0 where a disk key stands in
-    their place. ``key`` = content digest, checked with the bytes when they come back from disk."""
+    their place. ``key`` = content digest and ``root`` its namespace, which a copy on disk carries and which
+    are checked with the bytes when they come back."""
 
     move: Move
     source: int = 0
     target: int = 0
     key: bytes = b""
+    root: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterChange:
+    """Make the LoRA adapter with this digest resident, from a PEFT folder that holds it; drop it if there is
+    no folder (ENGINE E39)."""
+
+    digest: str
+    folder: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """``transfers`` are carried out in order before any row is computed; a step may hold only those."""
+    """``transfers`` and ``adapters`` are carried out, each in order, before any row is computed; a step may
+    hold only those."""
 
     step: int
     rows: tuple[Row, ...]
     transfers: tuple[Transfer, ...] = ()
+    adapters: tuple[AdapterChange, ...] = ()
+    tokens: int = field(init=False)
+    decodes: int = field(init=False)
+    """Rows that decode, of one token each."""
 
-    @property
-    def tokens(self) -> int:
-        return sum(len(row.tokens) for row in self.rows)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tokens", sum(len(row.tokens) for row in self.rows))
+        object.__setattr__(self, "decodes", sum(row.is_decode for row in self.rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +110,9 @@ class StepResult:
 
     ``forked[i]`` are the tokens that row i drew for its other choices; ``logprobs[i]`` one for each token
     that row i drew, its own first, then those of ``forked``. ``lost`` are the indexes of transfers that
-    did not happen (a torn or vanished file, a full disk): their targets hold nothing."""
+    did not happen (a torn or vanished file, a full disk): their targets hold nothing. ``unloaded`` says why
+    an adapter of ``StepPlan.adapters`` is not resident after all; a row that needs one that is not has
+    failed, with the reason in ``errors``: never is it computed with another one's weights."""
 
     tokens: tuple[int | None, ...]
     duration: float | None = None
@@ -104,6 +121,7 @@ class StepResult:
     forked: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     logprobs: Mapping[int, tuple[Logprob, ...]] = field(default_factory=dict)
     lost: tuple[int, ...] = ()
+    unloaded: Mapping[str, str] = field(default_factory=dict)
 
 
 class Runner(Protocol):
@@ -117,6 +135,8 @@ class Runner(Protocol):
     eos_ids: frozenset[int]
     vocabulary: int
     max_positions: int
+    kv_bytes_per_token: int
+    """K and V of one position in all layers."""
 
     def allocate(self, blocks: int, block_size: int, host_blocks: int = 0) -> None:
         """Make KV memory for ``blocks`` usable blocks (one more is made for the null block), and room for

@@ -2,35 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
+
 import numpy as np
 import torch
 
-from engine.model.attention.reference import Span, causal_mask
+from engine.kv.disk import DiskStore
+from engine.model.attention.reference import Span, span_of
+from engine.model.decoder import Batch, Decoder
+from engine.model.grammar import Matchers
+from engine.model.host_memory import HostMemory
 from engine.model.kv_memory import KvMemory
-from engine.model.llama import Batch, Llama
-from engine.model.sampler import draw
+from engine.model.lora import Share, load
+from engine.model.sampler import Sampler
+from engine.runner.adapters import Residents
 from engine.runner.base import Row, StepPlan, StepResult
+from engine.runner.moves import Mover
 
 
 class TorchRunner:
-    """A Runner over a Llama. One step is one forward pass over all rows, packed.
+    """A Runner over a Decoder. One step is one forward pass over all rows, packed.
 
-    ``threads`` is set for the whole process: one runner a process.
+    ``threads`` is set for the whole process: one runner a process. ``matchers`` keep outputs within their
+    JSON schemas; without them a row with a schema fails. ``disk`` is the slowest tier, if there is one.
     """
 
-    def __init__(self, model: Llama, eos_ids: frozenset[int], threads: int = 1) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        eos_ids: frozenset[int],
+        threads: int = 1,
+        matchers: Matchers | None = None,
+        disk: DiskStore | None = None,
+    ) -> None:
         torch.set_num_threads(threads)
         self.eos_ids = eos_ids
         self.vocabulary = model.config.vocabulary
         self.max_positions = model.config.max_positions
         self._model = model
+        self._sampler = Sampler(eos_ids, matchers)
+        self.kv_bytes_per_token = model.config.kv_bytes_per_token(model.dtype.itemsize)
         self._memory: KvMemory | None = None
+        self._mover: Mover | None = None
+        self._disk = disk
+        self._adapters = Residents(partial(load, config=model.config, dtype=model.dtype))
 
-    def allocate(self, blocks: int, block_size: int) -> None:
-        """Make KV memory, in place of any before. Raises MemoryError with the size."""
-        self._memory = None
+    def allocate(self, blocks: int, block_size: int, host_blocks: int = 0) -> None:
+        """Make KV memory and host copies, in place of any before. Raises MemoryError with the size."""
+        self._memory = self._mover = None
         with torch.inference_mode():
             self._memory = self._model.new_memory(blocks, block_size)
+            self._mover = Mover(self._memory, HostMemory(self._memory, host_blocks), self._disk)
 
     @property
     def kv_bytes(self) -> int:
@@ -38,49 +63,81 @@ class TorchRunner:
         return 0 if self._memory is None else self._memory.nbytes
 
     def execute(self, plan: StepPlan) -> StepResult:
-        assert self._memory is not None, "allocate() comes first"
-        if not plan.rows:
-            return StepResult(())
+        assert self._memory is not None and self._mover is not None, "allocate() comes first"
         with torch.inference_mode():
-            batch = pack(plan.rows, self._memory.block_size)
+            lost = self._mover.carry_out(plan.transfers)
+        unloaded = self._adapters.change(plan.adapters)
+        if not plan.rows:
+            return StepResult((), unloaded=unloaded, lost=lost)
+        with torch.inference_mode():
+            batch = pack(plan.rows, self._memory.block_size, self._model.windows)
+            batch = replace(batch, shares=self._shares(plan.rows))
             hidden = self._model.forward(batch, self._memory)
-            last = hidden[torch.tensor([span.first + span.count - 1 for span in batch.spans])]
-            return self._sample(plan.rows, last)
+            lacking = self._adapters.lacking(plan.rows, unloaded)
+            result = self._sample(plan.rows, hidden[batch.last], lacking)
+            return replace(result, unloaded=unloaded, lost=lost)
 
-    def _sample(self, rows: tuple[Row, ...], last: torch.Tensor) -> StepResult:
+    def _shares(self, rows: tuple[Row, ...]) -> tuple[Share, ...]:
+        """What each adapter works on; the plan has the rows of one next to each other."""
+        shares, first = [], 0
+        for digest, group in groupby(rows, key=lambda row: row.adapter):
+            end = first + sum(len(row.tokens) for row in group)
+            adapter = self._adapters.get(digest)
+            if adapter is not None:
+                shares.append(Share(slice(first, end), adapter))
+            first = end
+        return tuple(shares)
+
+    def _sample(self, rows: tuple[Row, ...], last: torch.Tensor, unusable: Mapping[int, str]) -> StepResult:
         """``last`` is the hidden state of each row's last token; a NaN anywhere before it reaches it
-        through attention, so looking there finds every corrupted row (ENGINE E52)."""
-        sound = last.isfinite().all(dim=-1).tolist()
-        sampling = [index for index, row in enumerate(rows) if row.samples]
+        through attention, so looking there finds every corrupted row (ENGINE E52). ``unusable`` rows have
+        failed already, with a reason."""
+        failed = {index for index, good in enumerate(last.isfinite().all(dim=-1).tolist()) if not good}
+        failed |= unusable.keys()
+        asked = [index for index, row in enumerate(rows) if row.samples]
+        if not asked:
+            return StepResult((None,) * len(rows), failed=tuple(sorted(failed)), errors=unusable)
+        logits = self._model.logits(last if len(asked) == len(rows) else last[torch.tensor(asked)])
+        finite = logits.isfinite().all(dim=-1).tolist()
+        failed.update(index for index, good in zip(asked, finite, strict=True) if not good)
+        sound = [index for index in asked if index not in failed]
+        if len(sound) < len(asked):
+            logits = logits[torch.tensor([index not in failed for index in asked])]
+        drawn = dict(zip(sound, self._sampler.draw(logits, [rows[index] for index in sound]), strict=True))
+        errors = {index: each.error for index, each in drawn.items() if each.error is not None}
         tokens: list[int | None] = [None] * len(rows)
-        if sampling:
-            logits = self._model.logits(last if len(sampling) == len(rows) else last[torch.tensor(sampling)])
-            drawn = draw(logits, [rows[i].sampling for i in sampling], [rows[i].draw for i in sampling])
-            finite = logits.isfinite().all(dim=-1).tolist()
-            for index, token, is_finite in zip(sampling, drawn, finite, strict=True):
-                sound[index] = sound[index] and is_finite
-                tokens[index] = token if sound[index] else None
-        return StepResult(tuple(tokens), failed=tuple(i for i, good in enumerate(sound) if not good))
+        for index in drawn.keys() - errors.keys():
+            tokens[index] = drawn[index].tokens[0]
+        return StepResult(
+            tuple(tokens),
+            failed=tuple(sorted(failed | errors.keys())),
+            errors={**unusable, **errors},
+            forked={index: each.tokens[1:] for index, each in drawn.items() if len(each.tokens) > 1},
+            logprobs={index: each.logprobs for index, each in drawn.items() if each.logprobs},
+        )
 
 
-def pack(rows: tuple[Row, ...], block_size: int) -> Batch:
-    """The rows of a plan as one packed batch."""
-    tokens, positions, slots, spans = [], [], [], []
+def pack(rows: tuple[Row, ...], block_size: int, windows: Collection[int | None] = (None,)) -> Batch:
+    """The rows of a plan as one packed batch, for a model whose layers have these windows."""
+    tokens, positions, slots, last = [], [], [], []
+    spans: dict[int | None, list[Span]] = {window: [] for window in windows}
     first = 0
     for row in rows:
         count = len(row.tokens)
         at = np.arange(row.start, row.start + count)
-        table = np.asarray(row.table, dtype=np.int64)[: -(-(row.start + count) // block_size)]
-        assert (row.start + count) <= len(table) * block_size, "the table covers the chunk"
+        table = np.asarray(row.table, dtype=np.int64)
         tokens.append(np.asarray(row.tokens, dtype=np.int64))
         positions.append(at)
         slots.append(table[at // block_size] * block_size + at % block_size)
-        mask = causal_mask(row.start, count)
-        spans.append(Span(first, count, row.start, torch.from_numpy(table), mask))
+        blocks = torch.from_numpy(table)
+        for window, seen in spans.items():
+            seen.append(span_of(first, count, row.start, blocks, block_size, window))
         first += count
+        last.append(first - 1)
     return Batch(
         torch.from_numpy(np.concatenate(tokens)),
         torch.from_numpy(np.concatenate(positions)),
         torch.from_numpy(np.concatenate(slots)),
-        tuple(spans),
+        torch.tensor(last),
+        {window: tuple(seen) for window, seen in spans.items()},
     )

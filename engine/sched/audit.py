@@ -6,7 +6,8 @@ from collections import Counter
 from hashlib import blake2b
 from typing import Any
 
-from engine.kv.blocks import BlockPool
+from engine.kv.blocks import BlockPool, Content
+from engine.kv.places import Copy
 from engine.kv.prefix_cache import PrefixCache
 from engine.sched.scheduler import Scheduler
 from engine.sched.sequence import State
@@ -22,6 +23,7 @@ def audit(scheduler: Scheduler, taken: int, ended: int, handed_back: int) -> dic
         *_pool(pool),
         *_references(scheduler),
         *_cache(memory.cache, scheduler),
+        *_tiers(scheduler),
         *_requests(scheduler, taken, ended, handed_back),
     ]
     return {
@@ -30,6 +32,8 @@ def audit(scheduler: Scheduler, taken: int, ended: int, handed_back: int) -> dic
         "cached": pool.cached_free,
         "fenced": pool.fenced,
         "referenced": pool.referenced,
+        "swapped": sum(s.swapped is not None for s in scheduler.waiting.values()),
+        "loading": len(memory.transfers.loading),
         "ballast": len(memory.ballast),
         "reserved": memory.promised,
         "waiting": len(scheduler.waiting),
@@ -51,7 +55,7 @@ def _pool(pool: BlockPool) -> list[str]:
             f"K1: free {pool.free} + fenced {pool.fenced} + referenced {len(referenced)} "
             f"(counted {pool.referenced}) is not {pool.size}"
         )
-    lists = {"blank": pool.blank} | {f"life {life}": blocks for life, blocks in pool.cached.items()}
+    lists = {"blank": pool.blank} | {f"cached {key}": blocks for key, blocks in pool.cached.lists.items()}
     listed: Counter[int] = Counter(referenced)
     for name, blocks in lists.items():
         ids = list(blocks)
@@ -60,7 +64,7 @@ def _pool(pool: BlockPool) -> list[str]:
             broken.append(f"K2: list {name} has {len(ids)} blocks and counts {blocks.length}")
     for _, fenced in pool.fences:
         listed.update(fenced)
-    if sum(blocks.length for blocks in pool.cached.values()) != pool.cached_free:
+    if sum(blocks.length for blocks in pool.cached.lists.values()) != pool.cached_free:
         broken.append(f"K2: cached lists do not hold the {pool.cached_free} blocks counted")
     broken += [f"K2: block {block} is in {times} places" for block, times in listed.items() if times > 1]
     if missing := pool.size - len(listed):
@@ -69,10 +73,10 @@ def _pool(pool: BlockPool) -> list[str]:
 
 
 def _references(scheduler: Scheduler) -> list[str]:
-    """K3 a block's references are the tables that hold it."""
+    """K3 a block's references are the tables that hold it, and the copies still to be made of it."""
     held = Counter(scheduler.memory.ballast)
     for sequence in scheduler.running.values():
-        held.update(sequence.table)
+        held.update(sequence.blocks)
     return [
         f"K3: block {block} has {ref} references and is in {held[block]} tables"
         for block, ref in enumerate(scheduler.memory.pool.ref)
@@ -89,16 +93,53 @@ def _cache(cache: PrefixCache, scheduler: Scheduler) -> list[str]:
         broken.append(f"K4: blocks {sorted(marked ^ set(cache.content))} differ between pool and cache")
     broken += [f"K4: {problem}" for problem in cache.inconsistencies()]
     for sequence in scheduler.running.values():
-        done = sequence.computed // sequence.block_size
+        uncomputed = sequence.table[sequence.computed // sequence.block_size :]
+        if sequence.loading is not None:  # between those to be loaded there may be hits
+            uncomputed = [sequence.table[index] for index, _ in sequence.loading.todo]
         broken += [
             f"K4: block {block} of request {sequence.id} has a digest and is not computed"
-            for block in sequence.table[done:]
+            for block in uncomputed
             if pool.digested[block]
         ]
     for block, content in cache.content.items():
-        if blake2b(content.parent + content.tokens, digest_size=16).digest() != content.digest:
+        if _digest(content) != content.digest:
             broken.append(f"K5: the digest of block {block} does not follow from its parent and tokens")
     return broken
+
+
+def _tiers(scheduler: Scheduler) -> list[str]:
+    """K1 to K5 below the device: a slot is in one place, pins are those of restores and swapped requests,
+    and what is in the map lies somewhere."""
+    transfers, below = scheduler.memory.transfers, scheduler.memory.cache.below
+    swapped = [s.swapped for s in scheduler.waiting.values() if s.swapped is not None]
+    loading = [s.loading for s in transfers.loading.values() if s.loading is not None]
+    sources = [source for each in swapped for source in each.sources]
+    sources += [source for each in loading for _, source in each.todo]
+    cache_slots = [*below.free_slots, *below.host]
+    swap_slots = [*transfers.free_slots, *(source.slot for source in sources if source.slot)]
+    broken = []
+    if sorted(cache_slots + swap_slots) != list(range(1, below.sizes.slots + 1)):
+        broken.append(f"K1: host slots: {len(cache_slots)} of the cache and {len(swap_slots)} of swap")
+    pins = Counter(id(source.entry) for source in sources if source.entry is not None)
+    everywhere = {id(entry): entry for entry in (*below.entries.values(), *below.host.values())}
+    everywhere |= {id(entry): entry for entry in below.disk.values()}
+    for place, entry in everywhere.items():
+        name = entry.content.digest.hex()
+        if entry.pins != pins[place]:
+            broken.append(f"K3: {name} below has {entry.pins} pins and {pins[place]} readers")
+        placed = (entry.host is not Copy.NONE) + (entry.disk is not Copy.NONE)
+        listed = (below.host.get(entry.slot) is entry) + (below.disk.get(entry.content.digest) is entry)
+        if placed != listed or not placed or (below.entries.get(entry.content.digest) is entry) == entry.gone:
+            broken.append(f"K4: {name} below is in {placed} places and in {listed} lists, gone {entry.gone}")
+        if _digest(entry.content) != entry.content.digest:
+            broken.append(f"K5: the digest {name} below does not follow from its parent and tokens")
+    if not scheduler.waiting and not scheduler.running and (sources or loading):
+        broken.append(f"K8: nobody is here, and {len(sources)} blocks are swapped or to be loaded")
+    return broken
+
+
+def _digest(content: Content) -> bytes:
+    return blake2b(content.parent + content.tokens, digest_size=16).digest()
 
 
 def _requests(scheduler: Scheduler, taken: int, ended: int, handed_back: int) -> list[str]:
@@ -117,7 +158,7 @@ def _requests(scheduler: Scheduler, taken: int, ended: int, handed_back: int) ->
         for s in running.values()
         if s.state is not State.RUNNING
     ]
-    broken += [f"K6: waiting request {s.id} holds blocks" for s in waiting.values() if s.table]
+    broken += [f"K6: waiting request {s.id} holds blocks" for s in waiting.values() if s.blocks]
     promised = sum(s.promised for s in running.values())
     if promised != memory.promised:
         broken.append(f"K7: {memory.promised} blocks are reserved, the admitted need {promised}")
@@ -127,7 +168,7 @@ def _requests(scheduler: Scheduler, taken: int, ended: int, handed_back: int) ->
     referenced = memory.pool.referenced - len(memory.ballast)
     if not waiting and not running and (referenced or memory.promised):
         broken.append(f"K8: nobody is here, {referenced} blocks are referenced, {memory.promised} reserved")
-    in_flight = len(waiting) + len(running)
+    in_flight = len({id for id, _ in (*waiting, *running)})  # a request's choices wait and run on their own
     if taken != ended + handed_back + in_flight:
         broken.append(
             f"K9: {taken} requests taken, {ended} ended, {handed_back} handed back, {in_flight} in flight"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, FootprintOf, Preemption, conflicts
 from engine.kv.eviction import EVICTIONS
 from engine.sched.admission import ADMISSIONS
 
@@ -20,23 +21,34 @@ CONTROLS: Mapping[str, tuple[str, ...]] = {
     "long_prefill_cap": ("scheduler", "long_prefill_cap"),
     "admission": ("admission", "policy"),
     "kv_headroom": ("admission", "kv_headroom"),
+    "busy_ratio": ("admission", "busy_ratio"),
+    "backfill": ("admission", "backfill"),
+    "aging": ("queue", "aging"),
     "preemption": ("preemption",),
+    "priority_preemption": ("priority_preemption",),
     "prefix_cache": ("cache", "enabled"),
     "eviction": ("cache", "eviction"),
     "ttl": ("cache", "ttl"),
+    "copied_first": ("cache", "copied_first"),
+    "reuse_horizon": ("cache", "reuse_horizon"),
+    "footprint_of": ("cache", "footprint_of"),
 }
 """Control -> where it stands in EngineConfig. The dotted place (``cache.ttl``) names it as well."""
 
-_CHOICES = {
+CHOICES = {
     "admission": tuple(ADMISSIONS),
     "eviction": tuple(EVICTIONS),
-    "preemption": ("recompute", "none"),
+    "footprint_of": get_args(FootprintOf),
+    "preemption": get_args(Preemption),
 }
-_SHARES = ("min_prefill_share", "kv_headroom")
+_FLAGS = ("backfill", "copied_first", "priority_preemption", "prefix_cache")
+_SHARES = ("min_prefill_share", "kv_headroom", "busy_ratio")
+_SECONDS = ("ttl", "aging", "reuse_horizon")
 
 
 def apply_changes(config: EngineConfig, changes: Mapping[str, Any]) -> EngineConfig:
-    """``config`` with ``changes``; raises ValueError naming every key or value that is wrong."""
+    """``config`` with ``changes``; raises ValueError naming every key or value that is wrong, and values
+    that would not go together."""
     by_place = {".".join(place): name for name, place in CONTROLS.items()}
     problems = []
     for key, value in changes.items():
@@ -49,15 +61,16 @@ def apply_changes(config: EngineConfig, changes: Mapping[str, Any]) -> EngineCon
             problems.append(f"{key} = {value!r}: {problem}")
         else:
             config = _replaced(config, CONTROLS[name], value)
+    problems = problems or [f"{'.'.join(place)}: {message}" for place, message in conflicts(config)]
     if problems:
         raise ValueError("; ".join(problems))
     return config
 
 
 def _wrong(name: str, value: Any) -> str | None:
-    if name in _CHOICES:
-        return None if value in _CHOICES[name] else f"must be one of {', '.join(_CHOICES[name])}"
-    if name == "prefix_cache":
+    if name in CHOICES:
+        return None if value in CHOICES[name] else f"must be one of {', '.join(CHOICES[name])}"
+    if name in _FLAGS:
         return None if isinstance(value, bool) else "must be true or false"
     if name in ("ttl", "long_prefill_cap") and value is None:
         return None
@@ -65,8 +78,8 @@ def _wrong(name: str, value: Any) -> str | None:
         return "must be a number"
     if name in _SHARES:
         return None if 0 <= value <= 1 else "must be a share between 0 and 1"
-    if name == "ttl":
-        return None if value > 0 else "must be more than 0 seconds, or absent"
+    if name in _SECONDS:
+        return None if 0 < value < math.inf else "must be more than 0 seconds"
     if not isinstance(value, int) or value < 1:
         return "must be a whole number, at least 1"
     return None

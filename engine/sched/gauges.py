@@ -4,27 +4,38 @@ from __future__ import annotations
 
 from collections import Counter
 
+from engine.sched.fairness import DEFAULT_TENANT, tenant_label
 from engine.sched.scheduler import Scheduler
+from engine.sched.sequence import Sequence
 from engine.telemetry import Meter
 
 _NS = 1e9
 
 
 class Gauges:
-    """Sets them; remembers which classes have ever waited, so that theirs go back to 0."""
+    """Sets them; remembers who has ever waited for what, so that those go back to 0."""
 
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
-        self._waiting_classes: set[str] = set()
+        self._waited: set[tuple[str, str]] = set()
+        """(class, reason)."""
 
     def set(self, scheduler: Scheduler, epoch: int, ready: bool, step_started: int | None, now: int) -> None:
         """Set every gauge to what is true now."""
         pool, meter = scheduler.memory.pool, self.meter
-        meter.set("headrace_engine_requests_running", len(scheduler.running))
-        waiting = Counter(s.request.class_ for s in scheduler.waiting.values())
-        self._waiting_classes |= waiting.keys()
-        for class_ in self._waiting_classes:
-            meter.set("headrace_engine_requests_waiting", waiting[class_], class_=class_, reason="capacity")
+        # a request runs while any choice of it does; who waits aside for its blocks does not
+        running = {s.id for s in scheduler.running.values() if s.loading is None}
+        meter.set("headrace_engine_requests_running", len(running))
+        queued = {
+            s.id: (s.request.class_, _reason(scheduler, s))
+            for s in (*scheduler.waiting.values(), *scheduler.memory.transfers.loading.values())
+            if s.id not in running
+        }
+        waiting = Counter(queued.values())
+        self._waited |= waiting.keys()
+        for class_, reason in self._waited:
+            count = waiting[class_, reason]
+            meter.set("headrace_engine_requests_waiting", count, class_=class_, reason=reason)
         states = {
             "used": pool.referenced,
             "cached": pool.cached_free,
@@ -39,3 +50,22 @@ class Gauges:
         meter.set("headrace_engine_cache_epoch", epoch)
         age = 0.0 if step_started is None else (now - step_started) / _NS
         meter.set("headrace_engine_step_age_seconds", age)
+        self._by_tenant(scheduler)
+
+    def _by_tenant(self, scheduler: Scheduler) -> None:
+        config = scheduler.config
+        held = dict.fromkeys((*config.tenants, DEFAULT_TENANT), 0)
+        for job in {sequence.job for sequence in scheduler.running.values()}:
+            held[tenant_label(config.tenants, job.request.tenant)] += job.blocks * config.memory.block_size
+        for tenant, tokens in held.items():
+            self.meter.set("headrace_engine_active_kv_tokens", tokens, tenant=tenant)
+
+
+def _reason(scheduler: Scheduler, sequence: Sequence) -> str:
+    """What it waits for."""
+    if sequence.loading is not None:
+        return "restore"
+    if sequence.swapped is not None:
+        return "swapped"
+    waits = scheduler.adapters.waits(sequence.request.adapter, scheduler.running.values())
+    return "adapter" if waits else "capacity"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.messages import Held, Hold
-from engine.sched.sequence import Sequence
+from engine.sched.sequence import Job, Sequence
 
 LAPSES_AFTER_NS = 10_000_000_000
 """A request is held at most so long."""
@@ -13,7 +13,7 @@ LAPSES_AFTER_NS = 10_000_000_000
 
 @dataclass(slots=True)
 class _Caught:
-    sequence: Sequence
+    job: Job
     lapses: int
 
 
@@ -34,23 +34,23 @@ class Holds:
         """Idempotent; also withdraws a hold that has caught nobody."""
         self._waiting.pop(hold_id, None)
         if caught := self._caught.pop(hold_id, None):
-            caught.sequence.held = None
+            caught.job.held = None
 
     def reached(self, sequence: Sequence, phase: str, now: int) -> bool:
-        """Pause the sequence if a hold waits for it here; True if it is paused now."""
+        """Pause its request, all choices of it, if a hold waits for it here; True if it is paused now."""
         for hold in self._waiting.values():
             if hold.phase == phase and hold.request in (None, sequence.request.client_id):
                 del self._waiting[hold.hold_id]
-                self._caught[hold.hold_id] = _Caught(sequence, now + LAPSES_AFTER_NS)
-                sequence.held = hold.hold_id
+                self._caught[hold.hold_id] = _Caught(sequence.job, now + LAPSES_AFTER_NS)
+                sequence.job.held = hold.hold_id
                 self._reports.append(Held(hold.hold_id, sequence.id, sequence.request.client_id, phase))
                 return True
         return False
 
-    def forget(self, sequence: Sequence) -> None:
-        """The sequence has ended."""
-        if sequence.held is not None:
-            self.release(sequence.held)
+    def forget(self, job: Job) -> None:
+        """The request has ended."""
+        if job.held is not None:
+            self.release(job.held)
 
     def lapse(self, now: int) -> None:
         """Let go of whoever has been held long enough."""
@@ -61,6 +61,11 @@ class Holds:
     def waiting(self) -> bool:
         """True while some hold has caught nobody yet."""
         return bool(self._waiting)
+
+    @property
+    def caught(self) -> bool:
+        """True while somebody is paused."""
+        return bool(self._caught)
 
     @property
     def next_lapse(self) -> int | None:

@@ -2,10 +2,10 @@
 
 Blocks of one sequence::
 
-    fits? ──> take: hits + fresh ones ──> grow, as it generates ──> leave: all given back
+    match ──> take: hits + fresh ones ──> grow, as it generates ──> leave: all given back
                                   └─ publish, as blocks become full ─┘
 
-``Memory`` never chooses who is served; the scheduler does.
+``Memory`` never chooses who is served; the scheduler does, and asks ``Capacity`` who fits.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from collections.abc import Iterable
 
 from engine.config import EngineConfig
 from engine.kv.blocks import BlockPool, blocks_for
+from engine.kv.eviction import EVICTIONS
 from engine.kv.prefix_cache import Match, PrefixCache, Published
-from engine.sched.admission import ADMISSIONS, Books, Candidate, headroom, lifetime
+from engine.kv.uses import Use
+from engine.request import Request
+from engine.sched.aside import Source
 from engine.sched.sequence import Sequence
+from engine.sched.transfers import Transfers
 from engine.telemetry import Meter
-
-LIFETIME_AFTER = 3
-"""So many preemptions, then the request resumes only with everything it may need (ENGINE E27)."""
 
 
 class Memory:
@@ -31,6 +32,11 @@ class Memory:
         self.pool = pool
         self.cache = cache
         self.meter = meter
+        self.transfers = Transfers(config, cache, meter)
+        self.uncopied: list[Sequence] = []
+        """Running choices that have no copy yet of the partial block where their prompt ends."""
+        self.turnover = 0
+        """How often somebody has come to hold blocks here, or has ceased to."""
         self.promised = 0
         """Sum over running sequences of blocks they may still need (invariant K7)."""
         self.ballast: list[int] = []
@@ -38,8 +44,10 @@ class Memory:
 
     def configure(self, config: EngineConfig) -> None:
         """Go by ``config`` from now on."""
-        self.config = config
-        self.pool.eviction = config.cache.eviction
+        if _eviction(config) != _eviction(self.config):
+            follow = EVICTIONS[config.cache.eviction](config)
+            self.pool.cached.follow(follow, config.cache.copied_first)
+        self.config = self.transfers.config = config
 
     # -- admission ----------------------------------------------------------------------------
 
@@ -56,40 +64,26 @@ class Memory:
         hit = len(self.match(sequence).blocks) * sequence.block_size
         return len(sequence.tokens) - hit
 
-    def fits(self, sequence: Sequence, running: int) -> Match | None:
-        """Its hits if it may be admitted beside so many running ones, None if it lacks capacity (E23)."""
-        again = sequence.truth.preemptions >= LIFETIME_AFTER
-        admits = lifetime if again else ADMISSIONS[self.config.admission.policy]
-        reserve = headroom(self.config.admission, self.pool.size, running)
-        books = Books(self.pool.free - reserve, self.promised, sequence.block_size)
-        tokens = len(sequence.tokens)
-        best_case = tokens // sequence.block_size
-        if not admits(Candidate(tokens, sequence.total, best_case), books):
-            return None  # spares the lookup of a long prompt that waits at the head step after step
-        match = self.match(sequence)
-        shared = sum(self.pool.ref[block] > 0 for block in match.blocks)
-        if not admits(Candidate(tokens, sequence.total, shared), books):
-            return None
-        fresh = blocks_for(tokens, sequence.block_size) - len(match.blocks)
-        if self.pool.free - (len(match.blocks) - shared) < fresh:
-            self.meter.inc("headrace_engine_allocation_failures_total")
-            return None  # estimator and allocator disagree: back to the queue (ENGINE E24)
-        return match
-
-    def take(self, sequence: Sequence, match: Match, now: int) -> None:
-        """Give it the hits that ``fits`` has just found and fresh blocks for all its other tokens."""
-        self.cache.take(match.blocks, now)
-        fresh = blocks_for(len(sequence.tokens), sequence.block_size) - len(match.blocks)
-        blocks = self.pool.allocate(fresh, now)
-        assert blocks is not None, "fits has looked"
-        sequence.grow([*match.blocks, *blocks])
+    def take(self, sequence: Sequence, match: Match, now: int, path: tuple[Source, ...] = ()) -> None:
+        """Give it the hits of ``match`` and fresh blocks for all its other tokens; the caller has seen that
+        they are there (engine.sched.capacity). With a ``path`` it then waits aside until that is loaded."""
+        self.turnover += 1
+        hits = (*match.blocks, *(source.block for source in path if source.block))
+        self.cache.take(hits, now)
+        self.transfers.pin(sequence, path)
+        fresh = self.pool.allocate(blocks_for(len(sequence.tokens), sequence.block_size) - len(hits), now)
+        assert fresh is not None, "the caller has looked"
+        unused = iter(fresh)
+        behind = [source.block or next(unused) for source in path]
+        sequence.grow([*match.blocks, *behind, *unused], sequence.job.in_common(hits))
+        self.transfers.begin(sequence, len(match.blocks), path, now)
         sequence.computed = len(match.blocks) * sequence.block_size
         sequence.most_computed = max(sequence.most_computed, sequence.computed)
         sequence.published = len(match.blocks)
         sequence.publishing = self.config.cache.enabled
         if sequence.publishing:
             sequence.expects = (len(match.blocks), len(sequence.digests))
-            self.cache.computing(sequence.digests[slice(*sequence.expects)])
+            self.cache.being_computed.add(*sequence.digests[slice(*sequence.expects)])
         self.promised += sequence.promised
 
     # -- while it runs ------------------------------------------------------------------------
@@ -107,12 +101,14 @@ class Memory:
         self.promised -= missing
         return 0
 
-    def publish(self, sequence: Sequence) -> None:
+    def publish(self, sequence: Sequence, now: int) -> None:
         """Offer the blocks that became full in a committed step to the cache (ENGINE E16)."""
-        if not sequence.publishing:
-            return
         full = sequence.computed // sequence.block_size
+        if full <= sequence.published or not sequence.publishing:
+            return
         for index in range(sequence.published, full):
+            if self.pool.digested[sequence.table[index]]:
+                continue  # a hit behind a block that was loaded
             published = self.cache.publish(
                 sequence.table[index],
                 sequence.digest(index),
@@ -120,28 +116,94 @@ class Memory:
                 sequence.block(index),
                 sequence.request.root,
                 sequence.fingerprint(index),
+                index * sequence.block_size,
+                now,
             )
             if published is Published.COLLISION:  # what follows could never be reached by a lookup
                 sequence.publishing = False
                 break
-        sequence.published = max(full, sequence.published)
+        sequence.published = full
         begin, end = sequence.expects
         done = min(sequence.published, end)
         if done > begin:
-            self.cache.computed(sequence.digests[begin:done])
+            self.cache.being_computed.drop(*sequence.digests[begin:done])
             sequence.expects = (done, end)
+
+    def fork(self, sequence: Sequence, choice: int) -> Sequence:
+        """Another choice of a request whose prompt has just been computed (ENGINE E36). It takes no block
+        yet: what it will need is promised already, or it must see where to get it as everybody does."""
+        self.turnover += 1
+        fork = sequence.fork(choice)
+        self.pool.acquire(fork.blocks)
+        if fork.original is not None:
+            self.uncopied.append(fork)
+        before, sequence.forks = sequence.promised, sequence.forks - 1
+        self.promised += fork.promised + sequence.promised - before
+        return fork
+
+    def copied(self, sequence: Sequence, now: int) -> None:
+        """The step that makes its copy has been applied: it lets go of the original."""
+        assert sequence.original is not None, "it had a copy to make"
+        self._give_back(sequence, [sequence.original], now)
+        self.uncopied.remove(sequence)
+        sequence.original = None
+        sequence.job.recount()
+
+    def set_aside(self, victim: Sequence, now: int) -> None:
+        """How a victim leaves: its blocks come free, and its K/V moves to host memory, or it is computed
+        again from what the cache still has of it then (ENGINE E26)."""
+        self.leave(victim, now, self.transfers.swap_out(victim), preempted=True)
+        victim.computed = victim.published = 0
+
+    def loaded(self, sequence: Sequence, now: int) -> bool:
+        """It need not wait aside any longer: what was to be loaded is there, or only its first blocks are,
+        and False. Full blocks are in the cache then."""
+        loading, sequence.loading = sequence.loading, None
+        assert loading is not None, "it has waited aside"
+        if loading.lost is None:
+            sequence.computed = loading.computed
+            sequence.most_computed = max(sequence.most_computed, sequence.computed)
+        else:
+            sequence.computed = loading.lost * sequence.block_size
+            sequence.gave_up = True
+        self.publish(sequence, now)
+        return loading.lost is None
+
+    @property
+    def overcommitted(self) -> bool:
+        """More is promised than there will ever be, ballast aside: another policy let them in."""
+        return self.promised > self.pool.free + self.pool.fenced + len(self.ballast)
 
     def leave(self, sequence: Sequence, now: int, fence: int | None = None, preempted: bool = False) -> None:
         """Take all its blocks back; they come free once step ``fence`` has been applied (ENGINE E35)."""
+        self.turnover += 1
         self.promised -= sequence.promised
-        self.cache.computed(sequence.digests[slice(*sequence.expects)])
+        self.cache.being_computed.drop(*sequence.digests[slice(*sequence.expects)])
         sequence.expects = (0, 0)
-        ttl = self.config.cache.ttl
-        life = None if ttl is None else round(ttl * 1e9)
-        self.cache.released(sequence.table, preempted)
-        self.pool.release(sequence.table, now, fence, life)
-        sequence.table = []
-        sequence.frozen_table = ()
+        self._give_back(sequence, sequence.blocks, now, fence, preempted)
+        if sequence.original is not None:
+            self.uncopied.remove(sequence)
+        sequence.drop()
+
+    def _give_back(
+        self,
+        sequence: Sequence,
+        blocks: list[int],
+        now: int,
+        fence: int | None = None,
+        preempted: bool = False,
+    ) -> None:
+        self.cache.released(blocks, preempted)
+        self.pool.release(blocks, now, fence, self._use(sequence.request))
+
+    def _use(self, request: Request) -> Use:
+        """Who gives blocks back; without a life of its own the configured one."""
+        cache, life = self.config.cache, request.life
+        if life is None and cache.ttl is not None:
+            life = round(cache.ttl * 1e9)
+        session = f"{request.tenant}/{request.session}"
+        owner = session if cache.footprint_of == "session" and request.session else request.tenant
+        return Use(life, request.rank, request.class_, owner)
 
     # -- from outside -------------------------------------------------------------------------
 
@@ -167,3 +229,10 @@ class Memory:
         for sequence in running:
             sequence.publishing = False
             sequence.expects = (0, 0)
+
+
+def _eviction(config: EngineConfig) -> tuple[object, ...]:
+    """All that a policy of eviction depends on."""
+    cache = config.cache
+    chosen = (cache.eviction, cache.copied_first, cache.reuse_horizon, cache.footprint_of)
+    return *chosen, config.cost, config.tenants

@@ -2,8 +2,9 @@
 
 ::
 
-    take ──> (waits, runs) ──> finish ──────────────────────────────> Done
-      │                           └─ cancelled, expired: once its blocks are free ─^
+    take ──> (waits, runs) ──> end_choice, of the last ──> finish ──────> Done
+      │           │                                         ^ └─ cancelled, expired: once its
+      │           └─ cancelled, expired, failed: all choices ┘   blocks are free ──> Done
       └────> hand_back, while it has not started ──> Refused
 
 Between ``departed`` and ``landed`` a step is in flight. It may still write the blocks of a request that
@@ -20,7 +21,7 @@ from engine.request import Finish, Request
 from engine.sched.accounts import Accounts
 from engine.sched.holds import Holds
 from engine.sched.scheduler import Scheduler
-from engine.sched.sequence import Sequence
+from engine.sched.sequence import Job, Sequence, State
 
 EARLY_CANCELS = 1024
 """Cancels of ids not seen yet that are remembered."""
@@ -36,7 +37,7 @@ class Roster:
         self.holds = holds
         self.accounts = accounts
         self.outbox = outbox
-        self.active: dict[int, Sequence] = {}
+        self.active: dict[int, Job] = {}
         self.taken = 0
         self.ended = 0
         self.handed_back = 0
@@ -61,14 +62,14 @@ class Roster:
         """It is here from now on; a ``problem`` or an early cancel ends it in the same breath."""
         request = sequence.request
         self.taken += 1
-        self.active[request.id] = sequence
+        self.active[request.id] = sequence.job
         self.scheduler.add(sequence)
-        self.accounts.taken(sequence)
+        self.accounts.taken(sequence.job)
         early = self._early_cancels.pop(request.id, None)
         if early is not None:
-            self.finish(sequence, early, now)
+            self.finish(sequence.job, early, now)
         elif problem is not None:
-            self.finish(sequence, Finish.ERROR, now, problem)
+            self.finish(sequence.job, Finish.ERROR, now, problem)
         elif request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, request.id))
 
@@ -87,39 +88,61 @@ class Roster:
         """It is over: what ``sequences`` gave back meanwhile is free, and their Done can be told."""
         self._in_flight = None
         self._landed += 1
-        for sequence in sequences:
-            sequence.truth.steps_after_cancel += sequence.truth.cancel_flagged is not None
+        if self._leaving:
+            for job in {sequence.job for sequence in sequences if sequence.state is State.FINISHED}:
+                job.truth.steps_after_cancel += job.truth.cancel_flagged is not None
         for done, landed in self._leaving:
             self._reclaimed(done, self._landed - landed, now)
         self._leaving.clear()
 
     # -- out ----------------------------------------------------------------------------------
 
-    def finish(self, sequence: Sequence, reason: Finish, now: int, error: str | None = None) -> None:
+    def end_choice(self, sequence: Sequence, reason: Finish, now: int) -> None:
+        """One choice has come to its end, and with the last one its request (ENGINE E36)."""
+        job, request = sequence.job, sequence.request
+        if len(job.choices) == 1:
+            self.finish(job, reason, now)
+            return
+        self.accounts.choice_ended(sequence)
+        self.accounts.lengths.ended(request.class_, sequence.generated)
+        self._remove(sequence, now)
+        self.outbox.append(m.TokensOut(request.id, request.attempt, (), sequence.choice, finish=reason))
+
+    def finish(self, job: Job, reason: Finish, now: int, error: str | None = None) -> None:
         """The one way out: exactly one Done per taken request (ENGINE E33). That of a cancelled or expired
         one comes when its blocks are free again, at the latest when the step in flight lands."""
-        fenced = self._in_flight is not None and bool(sequence.table)
-        self.holds.forget(sequence)
-        self.accounts.ended(sequence, reason, now)
-        self.scheduler.remove(sequence, now, self._in_flight)
-        del self.active[sequence.id]
+        fenced = self._in_flight is not None and job.blocks > 0
+        self.holds.forget(job)
+        self.accounts.ended(job, reason, now)
+        for sequence in job.choices.copy():
+            self._remove(sequence, now)
+        del self.active[job.id]
         self.ended += 1
-        request = sequence.request
-        done = m.Done(request.id, request.attempt, reason, sequence.truth, error)
+        done = m.Done(job.id, job.request.attempt, reason, job.truth, error)
         if reason not in (Finish.CANCELLED, Finish.EXPIRED):
             self.outbox.append(done)
             return
-        sequence.truth.cancel_flagged = now
+        job.truth.cancel_flagged = now
         if fenced:
             self._leaving.append((done, self._landed))
         else:
             self._reclaimed(done, 0, now)
 
-    def cancel(self, id: int, reason: Finish, now: int) -> None:
-        """End it if it is here; else remember the cancel, which may have overtaken its Submit."""
-        sequence = self.active.get(id)
-        if sequence is not None:
-            self.finish(sequence, reason, now)
+    def _remove(self, sequence: Sequence, now: int) -> None:
+        self.scheduler.remove(sequence, now, self._in_flight)
+        sequence.job.choices.remove(sequence)
+
+    def cancel(self, id: int, reason: Finish, now: int, choice: int | None = None) -> None:
+        """End it, or one choice of it, if it is here; else remember the cancel, which may have overtaken
+        its Submit."""
+        job = self.active.get(id)
+        if choice is not None:
+            forked = [s for s in (job.choices if job else ()) if not s.forks]
+            for sequence in [s for s in forked if s.choice == choice]:
+                self.end_choice(sequence, reason, now)
+            return
+        if job is not None:
+            self.finish(job, reason, now)
             return
         self._early_cancels[id] = reason
         if len(self._early_cancels) > EARLY_CANCELS:
@@ -129,19 +152,19 @@ class Roster:
         """End everybody whose deadline has passed (ENGINE E31)."""
         while self._deadlines and self._deadlines[0][0] <= now:
             deadline, id = heapq.heappop(self._deadlines)
-            sequence = self.active.get(id)
-            if sequence is not None and sequence.request.deadline == deadline:
-                self.finish(sequence, Finish.EXPIRED, now)
+            job = self.active.get(id)
+            if job is not None and job.request.deadline == deadline:
+                self.finish(job, Finish.EXPIRED, now)
 
     def hand_back(self, id: int, reason: str, now: int) -> None:
         """Return a request that has not started; one that has goes on to its Done."""
-        sequence = self.active.get(id)
-        if sequence is None or sequence.started:
+        job = self.active.get(id)
+        if job is None or job.started:
             return
-        self.scheduler.remove(sequence, now)
+        self._remove(job.choices[0], now)
         del self.active[id]
         self.handed_back += 1
-        self.refuse(sequence.request, reason)
+        self.refuse(job.request, reason)
 
     def _reclaimed(self, done: m.Done, steps: int, now: int) -> None:
         """A flagged request holds nothing any more, so many applied steps after its flag."""

@@ -2,81 +2,33 @@
 
 Decode rows come first, least recently served first; then running prefills in admission order; then, only
 if nobody had to be preempted, new requests in dispatch order. Planning happens between steps, never while
-one is executing.
+one is executing. Its cost grows with the running sequences, not with the pool or the backlog.
 """
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from dataclasses import dataclass, field
+from itertools import islice
+from operator import attrgetter
 
 from engine.config import EngineConfig
+from engine.sched import victims
 from engine.sched.accounts import Accounts
+from engine.sched.backfill import LOOK_AHEAD
+from engine.sched.batch import Batch
 from engine.sched.holds import Holds
 from engine.sched.memory import Memory
 from engine.sched.sequence import Sequence, State
+from engine.sched.step import Step
 
 
-@dataclass(slots=True)
-class _Step:
-    """The step being planned: tokens per sequence, and what is left to give."""
-
-    budget: int
-    chunks: dict[Sequence, int] = field(default_factory=dict)
-    partial: int = 0
-    preempted: bool = False
-
-    def give(self, sequence: Sequence, tokens: int) -> None:
-        self.chunks[sequence] = tokens
-        self.budget -= tokens
-        self.partial += tokens < sequence.left
-
-    def take_back(self, sequence: Sequence) -> None:
-        """A victim that was already scheduled returns its budget (ENGINE E26)."""
-        tokens = self.chunks.pop(sequence, 0)
-        self.budget += tokens
-        self.partial -= 0 < tokens < sequence.left
-
-
-class Scheduler:
-    """Waiting and running sequences of one worker, and who of them is served next."""
+class Scheduler(Batch):
+    """Decides who of a worker's sequences is served next."""
 
     def __init__(self, config: EngineConfig, memory: Memory, holds: Holds, accounts: Accounts) -> None:
-        self.config = config
-        self.memory = memory
-        self.holds = holds
-        self.accounts = accounts
-        self.waiting: OrderedDict[int, Sequence] = OrderedDict()
-        self.running: dict[int, Sequence] = {}
-        self.backlog_tokens = 0
-        """Sum of the estimates of waiting sequences."""
-        self.exhausted: list[Sequence] = []
-        """Alone and out of blocks: the caller ends them with ``length``."""
+        super().__init__(config, memory, holds, accounts)
         self.stirred = False
         """The last plan preempted or exhausted somebody: if it came out empty, the next may not."""
-        self._admissions = 0
-
-    def configure(self, config: EngineConfig) -> None:
-        """Go by ``config`` from the next step on."""
-        self.config = config
-        self.memory.configure(config)
-
-    def add(self, sequence: Sequence) -> None:
-        """Append a fresh sequence to the backlog."""
-        sequence.estimate = self.memory.uncached(sequence)
-        self.waiting[sequence.id] = sequence
-        self.backlog_tokens += sequence.estimate
-
-    def remove(self, sequence: Sequence, now: int, fence: int | None = None) -> None:
-        """Take a sequence out for good, wherever it is; its blocks come free behind ``fence``."""
-        if sequence.state is State.WAITING:
-            del self.waiting[sequence.id]
-            self.backlog_tokens -= sequence.estimate
-        else:
-            del self.running[sequence.id]
-            self.memory.leave(sequence, now, fence)
-        sequence.state = State.FINISHED
 
     # -- one step -----------------------------------------------------------------------------
 
@@ -85,23 +37,31 @@ class Scheduler:
 
         The numbers are those of E20: (1), (6) and (7) are the worker's, (4) is done row by row.
         """
-        planned = _Step(self.config.scheduler.max_step_tokens)
+        planned = Step(step, self.config.scheduler.max_step_tokens, self.holds.waiting)
+        self.memory.transfers.next_step = step
         self.memory.fill_ballast(now)
         decoders, prefills = self._ready()
-        self._decode(decoders, self._decode_share(prefills), planned, now)  # (2)
+        served = self._decode(decoders, self._decode_share(prefills), planned, now)  # (2)
         self._prefill(prefills, planned, now)  # (3)
         self._admit(planned, now)  # (5)
-        self._decode_more(decoders, planned, now)
+        if not served:
+            self._decode_more(decoders, planned, now)
         for sequence in planned.chunks:
             sequence.served = step
+        if planned.chunks:
+            self.outlook.stepped()
         self.stirred = planned.preempted or bool(self.exhausted)
         return planned.chunks
 
     def _ready(self) -> tuple[list[Sequence], list[Sequence]]:
         """Decoders, least recently served first, and prefills in admission order; nobody who is paused."""
-        ready = [s for s in self.running.values() if s.held is None]
-        decoders = sorted((s for s in ready if s.decoding), key=lambda s: (s.served, s.order))
-        return decoders, [s for s in ready if not s.decoding]
+        ready = list(self.running.values())
+        if self.holds.caught or self.memory.transfers.loading:
+            ready = [s for s in ready if not s.paused]
+        decoders = [s for s in ready if s.decoding]
+        prefills = [] if len(decoders) == len(ready) else [s for s in ready if not s.decoding]
+        decoders.sort(key=attrgetter("served"))  # equals stay in order of admission, which is that of running
+        return decoders, prefills
 
     def _decode_share(self, prefills: list[Sequence]) -> int:
         """Decode rows before any prefill: while one waits it keeps its share, but for one row.
@@ -115,42 +75,123 @@ class Scheduler:
             return limits.max_step_tokens
         return max(1, limits.max_step_tokens - math.ceil(limits.min_prefill_share * limits.max_step_tokens))
 
-    def _decode(self, decoders: list[Sequence], share: int, planned: _Step, now: int) -> None:
+    def _decode(self, decoders: list[Sequence], share: int, planned: Step, now: int) -> bool:
+        """A token each while the share lasts; what a victim returns is in it again. True if nobody who is
+        still here has gone without."""
+        if len(decoders) <= share and not planned.watched and self._extend(decoders, now):
+            planned.give_each(decoders)
+            return True
+        kept = planned.budget - share
         for sequence in decoders:
-            if share <= 0 or planned.budget <= 0:
-                return
-            if self._may_run(sequence, 1, now) and self._hold_blocks(sequence, 1, planned, now):
+            if planned.budget <= kept:
+                return False
+            if self._may_run(sequence, 1, planned, now) and self.hold_blocks(sequence, 1, planned, now):
                 planned.give(sequence, 1)
-                share -= 1
+        return False
 
-    def _prefill(self, prefills: list[Sequence], planned: _Step, now: int) -> None:
+    def _extend(self, decoders: list[Sequence], now: int) -> bool:
+        """Give a block to each whose table is full, if there are enough for all: the usual case, in which
+        a step costs least."""
+        size = self.memory.cache.block_size
+        full = [s for s in decoders if s.computed >= len(s.table) * size]
+        if len(full) > self.memory.pool.free:
+            return False
+        for sequence in full:
+            self.memory.grow(sequence, 1, now)
+        return True
+
+    def _prefill(self, prefills: list[Sequence], planned: Step, now: int) -> None:
         for sequence in prefills:
             others_wait = len(prefills) > 1 or bool(self.waiting)
             self._chunk(sequence, others_wait, planned, now)
 
-    def _admit(self, planned: _Step, now: int) -> None:
-        """Admit in dispatch order until one lacks capacity; each gets its first chunk at once."""
-        limits = self.config.scheduler
-        if planned.preempted:
-            return
-        while self.waiting and len(self.running) < limits.max_running and planned.budget > 0:
-            sequence = next(iter(self.waiting.values()))
-            whole = sequence.estimate <= min(planned.budget, limits.prefill_chunk)
-            if planned.partial >= limits.max_partial_prefills and not whole:
+    def _admit(self, planned: Step, now: int) -> None:
+        """Admit in dispatch order until one lacks capacity, whom some may pass (E25)."""
+        while self.waiting and planned.budget > 0 and not planned.preempted:
+            head = next(iter(self.waiting.values()))
+            if not self._may_begin(head, planned):
                 return
-            if not self._enter(sequence, now):
+            if not self._let_in(head, planned, now):
+                self._let_pass(head, planned, now)
                 return
-            if not (self.holds.waiting and self.holds.reached(sequence, "admitted", now)):
-                self._chunk(sequence, bool(self.waiting), planned, now)
 
-    def _decode_more(self, decoders: list[Sequence], planned: _Step, now: int) -> None:
+    def _let_pass(self, head: Sequence, planned: Step, now: int) -> None:
+        """The head lacks capacity: take it from lower classes for an urgent one, or let others pass it."""
+        head.lacks_since = now if head.lacks_since is None else head.lacks_since
+        if self.config.priority_preemption:
+            self._displace(planned, now)
+        if self.config.admission.backfill and not planned.preempted and len(self.waiting) > 1:
+            self._backfill(head, planned, now)
+
+    def _backfill(self, head: Sequence, planned: Step, now: int) -> None:
+        """Let those in whom the head need not wait for; once it has waited for long, none of its rank or
+        below (E25)."""
+        assert head.lacks_since is not None, "it is the one that others would pass"
+        long = now - head.lacks_since >= 2 * self.config.queue.aging * 1e9
+        behind = list(islice(self.waiting.values(), 1, 1 + LOOK_AHEAD))
+        others = [s for s in behind if not long or s.request.rank < head.request.rank]
+        if not others or self._places <= 0:
+            return
+        reservation = self.capacity.reservation(head, self.running.values(), planned.number)
+        for other in others:
+            if planned.budget <= 0:
+                return
+            stay = self.capacity.stay(other, planned.number)
+            passes = reservation.allows(stay) and self._may_begin(other, planned)
+            if passes and self._let_in(other, planned, now):
+                reservation.entered(stay)
+
+    def _displace(self, planned: Step, now: int) -> None:
+        """Preempt lower classes for the most urgent of those who wait first (E26), if that gets it in."""
+        urgent = min(islice(self.waiting.values(), 1 + LOOK_AHEAD), key=lambda s: s.request.rank)
+        rank, running = urgent.request.rank, self.running.values()
+        lower = [s for s in running if not s.paused and s.request.rank > rank]
+        if not lower or not self._may_begin(urgent, planned):
+            return
+        if self.adapters.waits(urgent.request.adapter, running):
+            return
+        if not self.capacity.would_fit(urgent, running, lower):
+            return
+        while self._places <= 0 or self.capacity.fits(urgent, running) is None:
+            if self._places > 0 and self.memory.pool.fenced and self.capacity.would_fit(urgent, running, ()):
+                return  # blocks come free by themselves: no further victim (E27)
+            victim = victims.choose(running, self.exhausted, above=rank)
+            if victim is None:
+                return
+            self.preempt(victim, planned, now, "priority")
+        self._let_in(urgent, planned, now)
+
+    def _may_begin(self, sequence: Sequence, planned: Step) -> bool:
+        """Either this step computes all of it, or fewer than ``max_partial_prefills`` are cut short. Nobody
+        comes in while its K/V is still on its way out."""
+        if sequence.swapped is not None and sequence.swapped.saving:
+            return False
+        limits = self.config.scheduler
+        whole = sequence.estimate <= min(planned.budget, limits.prefill_chunk)
+        return whole or planned.partial < limits.max_partial_prefills
+
+    @property
+    def _places(self) -> int:
+        return self.config.scheduler.max_running - len(self.running)
+
+    def _let_in(self, sequence: Sequence, planned: Step, now: int) -> bool:
+        """Admit it if it fits, and give it its first chunk at once."""
+        if self._places <= 0 or not self.enter(sequence, now):
+            return False
+        if sequence.loading is not None:
+            return True  # it waits aside
+        if not (self.holds.waiting and self.holds.reached(sequence, "admitted", now)):
+            self._chunk(sequence, bool(self.waiting), planned, now)
+        return True
+
+    def _decode_more(self, decoders: list[Sequence], planned: Step, now: int) -> None:
         """Prefill left something over: nobody who could run stands still."""
         if not planned.preempted:
             self._decode([s for s in decoders if s not in planned.chunks], planned.budget, planned, now)
 
     # -- one sequence -------------------------------------------------------------------------
 
-    def _chunk(self, sequence: Sequence, others_wait: bool, planned: _Step, now: int) -> None:
+    def _chunk(self, sequence: Sequence, others_wait: bool, planned: Step, now: int) -> None:
         """Schedule as much of its prompt as the limits allow, perhaps nothing."""
         limits = self.config.scheduler
         tokens = min(sequence.left, planned.budget, limits.prefill_chunk)
@@ -160,79 +201,18 @@ class Scheduler:
             return
         if (
             tokens > 0
-            and self._may_run(sequence, tokens, now)
-            and self._hold_blocks(sequence, tokens, planned, now)
+            and self._may_run(sequence, tokens, planned, now)
+            and self.hold_blocks(sequence, tokens, planned, now)
         ):
             planned.give(sequence, tokens)
 
-    def _may_run(self, sequence: Sequence, tokens: int, now: int) -> bool:
+    def _may_run(self, sequence: Sequence, tokens: int, planned: Step, now: int) -> bool:
         """False for a victim of this step, and for whom a breakpoint stops before its next token."""
-        if sequence.state is not State.RUNNING or sequence.held is not None or sequence in self.exhausted:
+        if sequence.state is not State.RUNNING or sequence in self.exhausted:
+            return False
+        if not planned.watched:
+            return True
+        if sequence.held is not None:
             return False
         draws = tokens == sequence.left
-        if draws and self.holds.waiting:
-            return not self.holds.reached(sequence, f"decode:{sequence.generated + 1}", now)
-        return True
-
-    def _enter(self, sequence: Sequence, now: int) -> bool:
-        """From the backlog into the batch: check capacity, take the hits and allocate, or nothing (E23)."""
-        match = self.memory.fits(sequence, len(self.running))
-        if match is None:
-            return False
-        if not sequence.started:
-            self.accounts.admitted(sequence, match, self.config.cache.enabled)
-        self.memory.take(sequence, match, now)
-        del self.waiting[sequence.id]
-        self.backlog_tokens -= sequence.estimate
-        self.running[sequence.id] = sequence
-        sequence.state = State.RUNNING
-        sequence.order = self._admissions = self._admissions + 1
-        sequence.served = -1
-        return True
-
-    # -- out of blocks ------------------------------------------------------------------------
-
-    def _hold_blocks(self, sequence: Sequence, tokens: int, planned: _Step, now: int) -> bool:
-        """Make the table cover the next ``tokens`` positions, preempting others if it must (E26)."""
-        pool = self.memory.pool
-        while missing := self.memory.grow(sequence, tokens, now):
-            if pool.free + pool.fenced >= missing or self.config.preemption == "none":
-                return False  # blocks come free by themselves: no victim
-            if len(self.running) == 1:
-                self.exhausted.append(sequence)
-                return False
-            victim = self._victim()
-            if victim is None or (victim is sequence and self._unheld() == 1):
-                return False  # the others are paused and keep their blocks
-            self._preempt(victim, planned, now)
-            if victim is sequence:
-                return False
-        return True
-
-    def _unheld(self) -> int:
-        return sum(s.held is None for s in self.running.values())
-
-    def _victim(self) -> Sequence | None:
-        """Lowest class, then fewest tokens to recompute, then last admitted; paused ones never."""
-        return max(
-            (s for s in self.running.values() if s.held is None and s not in self.exhausted),
-            key=lambda s: (s.request.rank, -s.computed, s.order),
-            default=None,
-        )
-
-    def _preempt(self, victim: Sequence, planned: _Step, now: int) -> None:
-        """Give its blocks back and put it at the front of its class, to be computed again (E27)."""
-        planned.take_back(victim)
-        planned.preempted = True
-        del self.running[victim.id]
-        self.memory.leave(victim, now, preempted=True)
-        victim.state = State.WAITING
-        victim.computed = victim.published = 0
-        victim.estimate = len(victim.tokens)
-        self.backlog_tokens += victim.estimate
-        self.accounts.preempted(victim)
-        ahead = [s for s in self.waiting.values() if s.request.rank < victim.request.rank]
-        self.waiting[victim.id] = victim
-        self.waiting.move_to_end(victim.id, last=False)
-        for other in reversed(ahead):
-            self.waiting.move_to_end(other.id, last=False)
+        return not (draws and self.holds.reached(sequence, f"decode:{sequence.generated + 1}", now))

@@ -1,4 +1,12 @@
-"""A request on its way through one worker."""
+"""A request on its way through one worker: a Job, and a Sequence for each choice that is under way.
+
+One prefill serves all choices. It is choice 0's; its last step draws the first token of every choice, and
+each of the others goes on from there as a sequence of its own (ENGINE E36)::
+
+    choice 0   [full][full][part.]──decode──>
+                 │     │      └copy─┐
+    choice 1   [same][same]     [part.]──decode──>
+"""
 
 from __future__ import annotations
 
@@ -10,7 +18,8 @@ from hashlib import blake2b
 from engine.kv.blocks import block_digests, blocks_for, token_bytes
 from engine.kv.miss_history import CONTENT_ROOT
 from engine.request import Phase, Request, Tokens, WorkerTruth
-from engine.runner.base import Row
+from engine.runner.base import Move, Row, Transfer
+from engine.sched.aside import Loading, Swapped
 
 
 class State(Enum):
@@ -21,23 +30,101 @@ class State(Enum):
     FINISHED = auto()
 
 
+Key = tuple[int, int]
+"""(request id, choice)."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A taken request: what its choices have in common. Times in ns."""
+
+    request: Request
+    received: int
+    truth: WorkerTruth
+    choices: list[Sequence] = field(default_factory=list)
+    """Those under way: one until the prefill is over, then up to n, fewer as they end."""
+    held: int | None = None
+    """The hold at which it pauses, with all its choices."""
+    first_hit: int = 0
+    """Blocks hit at the first admission."""
+    blocks: int = 0
+    """Blocks that its choices hold now, those in common counted once."""
+    created: set[bytes] = field(default_factory=set)
+    """Digests of the cached blocks that its ended choices have computed."""
+    last_step: int = -1
+    """Last step that had a row of it."""
+    rows: int = 0
+    step_tokens: int = 0
+    """Sums over the steps that had a row of it, each counted once."""
+
+    def first(self, block_size: int) -> Sequence:
+        """Its choice 0, which is to compute the prompt for all of them."""
+        sequence = Sequence(self, block_size, forks=self.request.n - 1)
+        self.choices.append(sequence)
+        return sequence
+
+    @property
+    def id(self) -> int:
+        return self.request.id
+
+    @property
+    def started(self) -> bool:
+        """It has been admitted at least once, so it cannot be handed back."""
+        return any(choice.started for choice in self.choices)
+
+    @property
+    def phase(self) -> Phase:
+        if not self.started:
+            return Phase.QUEUED
+        if any(choice.loading is not None for choice in self.choices):
+            return Phase.TRANSFER
+        return Phase.DECODE if self.truth.generated else Phase.PREFILL
+
+    def add_blocks(self, count: int) -> None:
+        """One of its choices holds so many more, which no other one holds."""
+        self.blocks += count
+        self.truth.blocks_peak = max(self.truth.blocks_peak, self.blocks)
+
+    def recount(self) -> None:
+        """Some of its choices has given blocks back."""
+        self.blocks = len({block for choice in self.choices for block in choice.blocks})
+
+    def in_common(self, blocks: tuple[int, ...]) -> int:
+        """How many of these some choice holds already."""
+        if len(self.choices) == 1:
+            return 0
+        held = {block for choice in self.choices for block in choice.blocks}
+        return sum(block in held for block in blocks)
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A taken request with everything that this worker knows about it. Times in ns.
+    """One choice of a taken request with everything that this worker knows about it. Times in ns.
 
     Work left = tokens (prompt and output so far) - ``computed``; a first chunk, a later chunk, a
     resume after preemption and a hit differ in nothing else.
     """
 
-    request: Request
+    job: Job
     block_size: int
-    received: int
-    truth: WorkerTruth
+    choice: int = 0
+    forks: int = 0
+    """Choices that begin where its prefill ends; 0 from then on."""
+    request: Request = field(init=False)
+    truth: WorkerTruth = field(init=False)
+    key: Key = field(init=False)
+    looks_back: bool = field(init=False)
+    prompt: int = field(init=False)
+    """P."""
+    total: int = field(init=False)
+    """Most tokens it may ever have: P + out_max."""
     tokens: Tokens[int] = field(init=False)
     digests: list[bytes] = field(init=False)
     state: State = State.WAITING
     table: list[int] = field(default_factory=list)
     frozen_table: tuple[int, ...] = ()
+    original: int | None = None
+    """The partial block at the end of the prompt as choice 0 computed it, until this choice has its copy."""
     computed: int = 0
     most_computed: int = 0
     """The farthest ``computed`` has ever been: tokens below it are computed again, not first."""
@@ -53,17 +140,28 @@ class Sequence:
     """Number of its last admission, from 1; 0 before the first."""
     served: int = -1
     """Last step that had a row of it."""
+    lacks_since: int | None = None
+    """When it first stood at the head of the backlog and lacked capacity."""
+    looked_up: tuple[int, int, int] | None = None
+    """Of the last lookup of its prefix in vain: Memory.turnover, blocks found, blocks that others held."""
+    loading: Loading | None = None
+    """It waits aside, with its blocks, until this is there."""
+    swapped: Swapped | None = None
+    """Its K/V, while it waits in the backlog after a preemption."""
+    gave_up: bool = False
+    """A restore for it has failed: no other is tried."""
+    counted: bool = False
+    """Its first admission is in the books."""
     chunks: int = 0
-    held: int | None = None
-    """The hold at which it pauses."""
-    first_hit: int = 0
-    """Blocks hit at the first admission."""
     last_token: int | None = None
-    rows: int = 0
-    step_tokens: int = 0
     _fingerprints: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.request, self.truth = self.job.request, self.job.truth
+        self.key = self.request.id, self.choice
+        self.looks_back = self.request.sampling.looks_back
+        self.prompt = len(self.request.tokens)
+        self.total = self.prompt + self.request.out_max
         self.tokens = array("I", self.request.tokens)
         full = self.prompt // self.block_size
         given = self.request.digests
@@ -73,12 +171,18 @@ class Sequence:
 
     @property
     def id(self) -> int:
+        """Of the request; ``key`` tells its choices apart."""
         return self.request.id
 
     @property
-    def prompt(self) -> int:
-        """P."""
-        return len(self.request.tokens)
+    def held(self) -> int | None:
+        """The hold at which its request pauses."""
+        return self.job.held
+
+    @property
+    def paused(self) -> bool:
+        """It holds its blocks and computes nothing."""
+        return self.job.held is not None or self.loading is not None
 
     @property
     def generated(self) -> int:
@@ -91,34 +195,63 @@ class Sequence:
     @property
     def decoding(self) -> bool:
         """Its next row is one token that draws the next."""
-        return self.generated > 0 and self.left == 1
+        return len(self.tokens) - self.computed == 1 and self.computed >= self.prompt
 
     @property
-    def total(self) -> int:
-        """Most tokens it may ever have: P + out_max."""
-        return self.prompt + self.request.out_max
+    def rem(self) -> int:
+        """Most tokens that it may still add."""
+        return self.total - len(self.tokens)
 
     @property
     def promised(self) -> int:
-        """Blocks that it may still need beyond those it holds."""
-        return blocks_for(self.total, self.block_size) - len(self.table)
+        """Blocks that it may still need beyond those it holds, with those of the choices to come: each
+        needs all but the full blocks of the prompt, which they share (ENGINE E22)."""
+        need = blocks_for(self.total, self.block_size)
+        return need - len(self.table) + self.forks * (need - self.prompt // self.block_size)
 
     @property
     def started(self) -> bool:
-        """It has been admitted at least once, so it cannot be handed back."""
+        """It has been admitted at least once."""
         return self.order > 0
 
     @property
-    def phase(self) -> Phase:
-        if not self.started:
-            return Phase.QUEUED
-        return Phase.DECODE if self.generated else Phase.PREFILL
+    def blocks(self) -> list[int]:
+        """Every block that it holds a reference on."""
+        return self.table if self.original is None else [*self.table, self.original]
 
-    def grow(self, blocks: list[int]) -> None:
-        """Append newly allocated blocks to its table."""
+    def grow(self, blocks: list[int], in_common: int = 0) -> None:
+        """Append blocks to its table; so many of them other choices hold too."""
         self.table += blocks
         self.frozen_table = tuple(self.table)
-        self.truth.blocks_peak = max(self.truth.blocks_peak, len(self.table))
+        self.job.add_blocks(len(blocks) - in_common)
+
+    def drop(self) -> None:
+        """Its references have been given back."""
+        self.table, self.frozen_table, self.original = [], (), None
+        self.job.recount()
+
+    def fork(self, choice: int) -> Sequence:
+        """Another choice that begins here, where the prompt is computed and no output is appended yet.
+
+        It holds the full blocks of the prompt, and the partial one until it has copied it; the caller
+        takes the references.
+        """
+        full = self.prompt // self.block_size
+        fork = Sequence(self.job, self.block_size, choice)
+        fork.state, fork.served, fork.counted = State.RUNNING, self.served, True
+        fork.computed = fork.most_computed = self.prompt
+        fork.table, fork.frozen_table = self.table[:full], self.frozen_table[:full]
+        fork.original = self.table[full] if self.prompt % self.block_size else None
+        fork.published, fork.publishing = min(self.published, full), self.publishing
+        fork._fingerprints = self._fingerprints[:full]
+        self.job.choices.append(fork)
+        return fork
+
+    @property
+    def copy(self) -> Transfer:
+        """Its own copy of the partial block, made in the step that computes its first token."""
+        assert self.original is not None, "there is something to copy"
+        return Transfer(Move.COPY, self.original, self.table[self.prompt // self.block_size])
 
     def digest(self, index: int) -> bytes:
         """Digest of full block ``index``, extended by outputs as needed (ENGINE E8)."""
@@ -144,12 +277,20 @@ class Sequence:
 
     def row(self, tokens: int) -> Row:
         """Its share of a step: the next ``tokens`` positions."""
-        return Row(
-            id=self.id,
-            start=self.computed,
-            tokens=self.tokens[self.computed : self.computed + tokens],
-            table=self.frozen_table,
-            samples=tokens == self.left,
-            sampling=self.request.sampling,
-            draw=self.generated,
+        request = self.request
+        start, known = self.computed, len(self.tokens)
+        samples = start + tokens == known
+        return Row(  # by position: there is one for each sequence and step
+            request.id,
+            start,
+            self.tokens[start : start + tokens],
+            self.frozen_table,
+            samples,
+            request.sampling,
+            known - self.prompt,
+            self.choice,
+            self.forks if samples else 0,
+            request.adapter,
+            self.prompt,
+            self.tokens[:] if samples and self.looks_back else None,
         )

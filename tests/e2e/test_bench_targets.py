@@ -107,7 +107,7 @@ def traffic(url: str) -> None:
         next(iter(left))
         left.close()
         with pytest.raises(openai.BadRequestError):
-            client.completions.create(model="simulated", prompt="x", max_tokens=4, n=2)
+            client.completions.create(model="simulated", prompt="x", max_tokens=4, echo=True)
         with pytest.raises(openai.NotFoundError):
             client.completions.create(model="other", prompt="x", max_tokens=4)
 

@@ -2,11 +2,12 @@
 
 from typing import get_args
 
-from engine.config import POLICIES, Admission, Eviction, Order, Routing
+from engine.config import POLICIES, Admission, Eviction, Order, Preemption, Routing
 from engine.fleet.router import ROUTINGS
 from engine.kv.eviction import EVICTIONS
 from engine.sched.admission import ADMISSIONS
-from engine.sched.queue import ORDERS
+from engine.sched.controls import CHOICES
+from engine.sched.orders import ORDERS
 
 
 def test_every_policy_name_is_typed_explained_and_implemented():
@@ -14,6 +15,7 @@ def test_every_policy_name_is_typed_explained_and_implemented():
     tables = {
         "admission.policy": (Admission, ADMISSIONS),
         "queue.order": (Order, ORDERS),
+        "preemption": (Preemption, CHOICES["preemption"]),
         "router.policy": (Routing, ROUTINGS),
         "cache.eviction": (Eviction, EVICTIONS),
     }

@@ -19,7 +19,7 @@ from engine.messages import (
     TokensOut,
 )
 from engine.plain import PlainError
-from engine.request import Finish, Miss, MissReason, Request, Sampling, WorkerTruth
+from engine.request import Bias, Finish, Logprob, Miss, MissReason, Request, Sampling, WorkerTruth
 from engine.wire import MAX_FRAME, Frames, WireError, decode, encode
 
 REQUEST = Request(
@@ -29,15 +29,18 @@ REQUEST = Request(
     (b"a" * 16, b"b" * 16),
     10,
     client_id="c",
-    sampling=Sampling(0.5, 7, True),
+    sampling=Sampling(0.5, 7, True, logit_bias=(Bias(3, -1.5),), stop_ids=(5, 6), logprobs=2),
     session=None,
     deadline=12,
 )
 MESSAGES = [
     Submit(REQUEST),
     Cancel(3, Finish.STOP),
+    Cancel(3, Finish.STOP, 1),
     Hello(0, "i", 1, 100, 16, 512),
     TokensOut(1, 1, (1, 2)),
+    TokensOut(1, 1, (3,), 2, (Logprob(3, -0.5, (3, 4), (-0.5, -1.0)),)),
+    TokensOut(1, 1, (), 2, finish=Finish.LENGTH),
     Done(1, 1, Finish.LENGTH, WorkerTruth(misses=[Miss(MissReason.BELOW_BLOCK, 0, 1, 3)])),
     Heartbeat("i", 1, 2, None, "ready", Load(running=1), {"x": [[["a"], 1]]}),
     KvEvents(1, 2, (KvEvent("stored", (b"x",), b"p"), KvEvent("cleared"))),

@@ -94,7 +94,7 @@ def test_every_prompt_token_is_in_one_bucket(name: str, request: pytest.FixtureR
         ledger = a.ledger
         assert ledger is not None
         assert ledger.total == a.prompt
-        assert ledger.read + ledger.bonus == a.cached == truth[a.id]["hit_device"]
+        assert ledger.read + ledger.bonus == a.cached == sum(truth[a.id][f"hit_{tier}"] for tier in ("device", "host", "disk"))
         if a.is_miss:
             assert a.missed == ledger.changed + ledger.policy + ledger.lost
     missed = sum(a.missed or 0 for a in measured if a.is_miss)
@@ -241,3 +241,27 @@ def test_an_engine_that_never_gets_ready_is_no_endless_wait(
     monkeypatch.setattr(Worker, "heartbeat", broken)
     with pytest.raises(TargetFailed, match=r"not ready after 60 s: worker 0 "):
         run_scenario(Path("smoke"), Options(out=tmp_path / "run", virtual=True), Silent())
+
+
+def test_adapters(tmp_path: Path) -> None:
+    """Sessions that ask for an adapter get it, beside those that ask for the model; a folder that is there
+    and cannot be read is refused by its name."""
+    scenario = tmp_path / "adapters.yaml"
+    scenario.write_text(
+        "# Do adapters share an engine?\n"
+        "headrace: 1\nseed: 7\n"
+        "target: {engine: {model: simulated, adapters: {sql: ./none, fr: ./lora}, max_adapters: 1}}\n"
+        "classes: {chat: {slo: {}}}\n"
+        "phases: {warmup: 0s, window: 10s, cooldown: 0s, drain: 30s}\n"
+        "load: [{class: chat, arrival: {type: constant, rate: 2/s}, adapters: {sql: 40%, fr: 40%},"
+        " workload: {type: fixed, input: 100, output: 8}}]\n"
+        "gates: [attainment >= 100%, kv.leaked_blocks == 0, invariants.failed == 0]\n"
+    )
+    outcome = run(scenario, tmp_path / "run")
+    assert outcome.last_line["verdict"] == "pass"
+    rows = pq.read_table(outcome.folder / "records.parquet").to_pylist()
+    assert {row["adapter"] for row in rows} == {None, "sql", "fr"}
+    assert {row["outcome"] for row in rows} == {"completed"}
+    empty = (f"target.engine.adapters.fr={tmp_path}",)
+    with pytest.raises(UsageFailed, match=r"adapter_config\.json: missing"):
+        run_scenario(scenario, Options(out=tmp_path / "refused", virtual=True, overrides=empty), Silent())

@@ -15,6 +15,7 @@ from loadgen.workload.waits import ExponentialTime, LognormalTime, ParetoTime, U
 from scenarios.checks import lengths
 from scenarios.forms import first_keys
 from scenarios.load import ScenarioError, json_schema, parse, resolved, tables
+from scenarios.parts import engine_config
 
 AMOUNTS = [
     ("600", 600),
@@ -176,11 +177,15 @@ def test_a_tokenizer_that_cannot_make_the_text_is_refused_with_its_line(good: st
 
 
 def test_adapters_are_for_targets_that_serve_them(good: str) -> None:
-    """A load names them by shares; the built-in engine would answer that it has no such model."""
+    """A load names them by shares; the built-in engine has to be given those that it is asked for."""
     adapters = "load.1.adapters={fr: 20%, sql: 0.3}"
     url = "target={url: http://x, model: m}"
     scenario = parse(good, "s.yaml", [url, "faults=[]", "gates=[]", adapters])
     assert scenario.load[1].adapters == {"fr": 0.2, "sql": 0.3}
     assert parse(resolved(scenario), "s.yaml") == scenario
-    assert "has no adapters" in errors(good, adapters)[0]
+    (missing,) = errors(good, adapters, "target.engine.adapters={sql: ./lora, fx: ./lora}")
+    assert "load.1.adapters.fr: target.engine.adapters has no 'fr' (known: sql, fx)" in missing
+    engine = "target.engine.adapters={sql: ./lora, fr: ./lora}"
+    parsed = parse(good, "s.yaml", [engine, adapters])
+    assert engine_config(parsed).adapters == {"sql": "./lora", "fr": "./lora"}
     assert "at most 100%" in errors(good, url, "faults=[]", "gates=[]", "load.1.adapters={a: 80%, b: 80%}")[0]

@@ -13,36 +13,57 @@ from engine.model.kv_memory import KvMemory
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One sequence in a packed batch: rows ``first .. first + count`` are its positions ``start ..``."""
+    """One sequence in a packed batch: its rows, and the positions that any of them sees."""
 
     first: int
     count: int
-    start: int
+    """Rows ``first .. first + count`` of the batch."""
     blocks: torch.Tensor
-    """int64 ids of the blocks that hold positions 0 .. start + count."""
+    """int64 ids of the blocks that hold those positions."""
+    skip: int
+    """Positions at the front of the first block that no row sees any more."""
+    length: int
+    """Positions seen, from there to the last row's own."""
     mask: torch.Tensor | None
-    """See ``causal_mask``; made once a step, used in every layer."""
-
-    @property
-    def length(self) -> int:
-        """Positions that the last row sees."""
-        return self.start + self.count
+    """See ``window_mask``; made once a step, used in every layer."""
 
 
-def causal_mask(start: int, count: int) -> torch.Tensor | None:
-    """``[count, start + count]``, true where row i may look: at positions up to ``start + i``.
-
-    ::
-
-        start 3, count 2:   1 1 1 1 .
-                            1 1 1 1 1
-
-    None where no mask is needed: one row sees all; a chunk at the start is plainly causal.
+def span_of(
+    first: int, count: int, start: int, table: torch.Tensor, block_size: int, window: int | None
+) -> Span:
+    """The span of rows ``first ..`` that are positions ``start .. start + count`` of the sequence whose
+    position p lies in block ``table[p // block_size]``. A row sees ``window`` positions at most, its own
+    included; only blocks that some row sees are named, so what attention costs is bounded by the window. The
+    others stay the sequence's own until it ends: memory is not bounded by the window.
     """
-    if count == 1 or start == 0:
+    end = start + count
+    begin = 0 if window is None else max(0, start + 1 - window)
+    blocks = table[begin // block_size : -(-end // block_size)]
+    assert end <= len(table) * block_size, "the table covers the chunk"
+    return Span(first, count, blocks, begin % block_size, end - begin, window_mask(start, count, window))
+
+
+def window_mask(start: int, count: int, window: int | None) -> torch.Tensor | None:
+    """``[count, length]``, true where a row may look: row i at the ``window`` positions up to ``start + i``.
+    Columns begin with the first position that row 0 sees::
+
+        start 3, count 2:               1 1 1 1 .
+                                        1 1 1 1 1
+
+        start 3, count 3, window 2:     1 1 . .     positions 2 3 4 5
+                                        . 1 1 .
+                                        . . 1 1
+
+    None where no mask is needed: one row sees all of them; a chunk at the start is plainly causal as long
+    as it is no longer than the window.
+    """
+    if count == 1 or (start == 0 and (window is None or count <= window)):
         return None
+    begin = 0 if window is None else max(0, start + 1 - window)
     rows = torch.arange(start, start + count).unsqueeze(1)
-    return torch.arange(start + count).unsqueeze(0) <= rows
+    columns = torch.arange(begin, start + count).unsqueeze(0)
+    mask = columns <= rows
+    return mask if window is None else mask & (columns > rows - window)
 
 
 def attend(q: torch.Tensor, memory: KvMemory, layer: int, spans: Sequence[Span]) -> torch.Tensor:
@@ -53,20 +74,20 @@ def attend(q: torch.Tensor, memory: KvMemory, layer: int, spans: Sequence[Span])
     """
     out = torch.empty_like(q)
     for span in spans:
-        k, v = memory.gather(layer, span.blocks, span.length)
+        k, v = memory.gather(layer, span.blocks, span.skip, span.length)
         rows = slice(span.first, span.first + span.count)
-        out[rows] = _one_row(q[rows], k, v) if span.count == 1 else _chunk(q[rows], k, v, span)
+        out[rows] = _one_row(q[rows], k, v) if span.count == 1 else _chunk(q[rows], k, v, span.mask)
     return out
 
 
-def _chunk(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, span: Span) -> torch.Tensor:
+def _chunk(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """``q`` [n, H, D] over ``k``, ``v`` [L, Hkv, D]."""
     out = F.scaled_dot_product_attention(
         q.transpose(0, 1).unsqueeze(0),
         k.transpose(0, 1).unsqueeze(0),
         v.transpose(0, 1).unsqueeze(0),
-        attn_mask=span.mask,
-        is_causal=span.mask is None,
+        attn_mask=mask,
+        is_causal=mask is None,
         enable_gqa=True,
     )
     return out.squeeze(0).transpose(0, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from math import log
 from typing import Any
 
 from engine.api.exchange import ApiRequest, Headers
@@ -12,7 +13,7 @@ from engine.api.service import Service
 from engine.config import ClassConfig, EngineConfig
 from engine.fleet.backend import Ask, Ended, Generated, Listener, Rejected
 from engine.model.byte_tokenizer import ByteTokenizer
-from engine.request import Finish
+from engine.request import Finish, Logprob
 
 CONFIG = EngineConfig(model="tiny", classes={"chat": ClassConfig(), "default": ClassConfig()})
 TOKENIZER = ByteTokenizer()
@@ -26,11 +27,13 @@ class FakeFleet:
     asks: list[Ask] = field(default_factory=list)
     listeners: list[Listener] = field(default_factory=list)
     cancels: list[tuple[int, Finish]] = field(default_factory=list)
+    choice_cancels: list[tuple[int, Finish, int]] = field(default_factory=list)
     writes: list[int] = field(default_factory=list)
+    loras: tuple[str, ...] = ()
 
     full: Rejected | None = None
 
-    def admits(self, class_: str) -> None:
+    def admits(self, class_: str, tenant: str = "default") -> None:
         if self.full is not None:
             raise self.full
 
@@ -41,8 +44,11 @@ class FakeFleet:
         self.listeners.append(listener)
         return len(self.asks), ask.max_tokens or 256
 
-    def cancel(self, id: int, reason: Finish = Finish.CANCELLED) -> None:
-        self.cancels.append((id, reason))
+    def cancel(self, id: int, reason: Finish = Finish.CANCELLED, choice: int | None = None) -> None:
+        if choice is None:
+            self.cancels.append((id, reason))
+        else:
+            self.choice_cancels.append((id, reason, choice))
 
     def wrote(self, id: int, now: int) -> None:
         self.writes.append(id)
@@ -50,15 +56,33 @@ class FakeFleet:
     def not_ready(self) -> tuple[str, int] | None:
         return self.reason
 
+    def adapters(self) -> tuple[str, ...]:
+        return self.loras
+
     def metrics(self) -> bytes:
         return b"# nothing\n"
 
     def digests(self, tokens: Any, tenant: str) -> list[bytes]:
         return [bytes([len(tokens)]) * 16]
 
-    def say(self, text: str, request: int = 1) -> None:
-        """Generate the bytes of ``text`` for a request."""
-        self.listeners[request - 1](Generated(tuple(TOKENIZER.encode(text))))
+    def say(
+        self,
+        text: str,
+        request: int = 1,
+        choice: int = 0,
+        finish: Finish | None = None,
+        top: int | None = None,
+    ) -> None:
+        """Generate the bytes of ``text`` for a choice of a request, each of probability 1/2; with the next
+        ``top`` byte values of 1/4."""
+        ids = tuple(TOKENIZER.encode(text))
+        logprobs: tuple[Logprob, ...] = ()
+        if top is not None:
+            tops = [tuple(range(i + 1, i + 1 + top)) for i in ids]
+            logprobs = tuple(
+                Logprob(i, log(0.5), ahead, (log(0.25),) * top) for i, ahead in zip(ids, tops, strict=True)
+            )
+        self.listeners[request - 1](Generated(ids, choice, logprobs, finish))
 
     def end(self, finish: Finish, generated: int = 0, request: int = 1, **more: Any) -> None:
         ask = self.asks[request - 1]

@@ -219,7 +219,16 @@ def test_requests_without_a_seed_differ_and_repeat(bench):
         ("/v1/completions", {"model": "tiny", "prompt": [259]}, 400, "invalid_value"),
         ("/v1/completions", {"model": "tiny", "prompt": "\ud800"}, 400, "invalid_value"),
         ("/v1/completions", {"model": "\ud800", "prompt": "x"}, 404, "model_not_found"),
-        ("/v1/completions", {"model": "tiny", "prompt": "x", "n": 2}, 400, "unsupported_parameter"),
+        ("/v1/completions", {"model": "tiny", "prompt": "x", "echo": True}, 400, "unsupported_parameter"),
+        ("/v1/completions", {"model": "tiny", "prompt": "x", "stop_token_ids": [259]}, 400, "invalid_value"),
+        ("/v1/completions", {"model": "tiny", "prompt": "x", "logit_bias": {"259": 1}}, 400, "invalid_value"),
+        ("/v1/completions", {"model": "tiny", "prompt": "x", "cache_salt": "\ud800"}, 400, "invalid_value"),
+        (
+            "/v1/completions",
+            {"model": "tiny", "prompt": "x", "guided_json": {"type": "strin"}},
+            400,
+            "invalid_schema",
+        ),
         ("/v1/chat/completions", {"model": "tiny", "messages": []}, 400, "invalid_value"),
         (
             "/v1/chat/completions",

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from engine.config import EngineConfig
 from engine.kv.blocks import BlockPool
+from engine.kv.eviction import EVICTIONS
+from engine.kv.uses import Use
 
 SECOND = 1_000_000_000
 
 
-def fresh(blocks=6, **more):
-    return BlockPool(blocks, **more)
+def fresh(blocks=6, eviction="lru"):
+    return BlockPool(blocks, EVICTIONS[eviction](EngineConfig()))
 
 
-def cached(pool, count, now, life=None):
+def cached(pool, count, now, **use):
     """Allocate, mark and release ``count`` blocks at ``now``."""
     blocks = pool.allocate(count, now)
     for block in blocks:
         pool.mark(block)
-    pool.release(blocks, now, life=life)
+    pool.release(blocks, now, use=Use(**use))
     return blocks
 
 
 def orders(pool):
-    return list(pool.blank), {life: list(blocks) for life, blocks in pool.cached.items()}
+    return list(pool.blank), {key: list(blocks) for key, blocks in pool.cached.lists.items()}
 
 
 def test_null_block_is_never_handed_out():
@@ -81,9 +84,9 @@ def test_longest_life_of_all_users_counts():
     (block,) = pool.allocate(1, 0)
     pool.mark(block)
     pool.acquire([block])
-    pool.release([block], 1, life=9 * SECOND)
-    pool.release([block], 2, life=5 * SECOND)
-    assert pool.next_expiry() == 2 + 9 * SECOND
+    pool.release([block], 1, use=Use(life=9 * SECOND))
+    pool.release([block], 2, use=Use(life=5 * SECOND))
+    assert pool.cached.next_expiry() == 2 + 9 * SECOND
 
 
 def test_parents_are_passed_over():
@@ -91,9 +94,9 @@ def test_parents_are_passed_over():
     pool = fresh(12)
     table = cached(pool, 12, 0)
     order = list(reversed(table))
-    pool.has_child = lambda block: block != order[3]
+    pool.cached.has_child = lambda block: block != order[3]
     assert pool.allocate(1, 1) == [order[3]]
-    pool.has_child = lambda block: block != order[10]
+    pool.cached.has_child = lambda block: block != order[10]
     assert pool.allocate(1, 1) == [order[0]], "those behind are not looked at"
 
 
@@ -118,10 +121,13 @@ class Pool(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.pool = BlockPool(self.SIZE)
         self.tables = []
         self.now = 0
         self.step = 0
+
+    @initialize(eviction=st.sampled_from(tuple(EVICTIONS)))
+    def start(self, eviction):
+        self.pool = fresh(self.SIZE, eviction)
 
     @rule(count=st.integers(0, 8))
     def allocate(self, count):
@@ -137,11 +143,17 @@ class Pool(RuleBasedStateMachine):
             self.tables.append(table)
 
     @precondition(lambda self: self.tables)
-    @rule(data=st.data(), fence=st.booleans(), life=st.sampled_from([None, 3, 10]))
-    def release(self, data, fence, life):
+    @rule(
+        data=st.data(),
+        fence=st.booleans(),
+        life=st.sampled_from([None, 3, 10]),
+        rank=st.integers(0, 2),
+        owner=st.sampled_from("abc"),
+    )
+    def release(self, data, fence, life, rank, owner):
         self.now += 1
         table = self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1)))
-        self.pool.release(table, self.now, self.step if fence else None, life)
+        self.pool.release(table, self.now, self.step if fence else None, Use(life, rank, "c", owner))
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data())
@@ -165,14 +177,23 @@ class Pool(RuleBasedStateMachine):
     @rule(ahead=st.integers(0, 12))
     def expire(self, ahead):
         self.now += ahead
-        for block in self.pool.expired(self.now):
+        for block in self.pool.cached.expired(self.now):
             assert self.pool.ref[block] == 0
             self.pool.unmark(block)
-        expiry = self.pool.next_expiry()
+        expiry = self.pool.cached.next_expiry()
         assert expiry is None or expiry > self.now
+
+    @rule(eviction=st.sampled_from(tuple(EVICTIONS)), copied_first=st.booleans())
+    def change_policy(self, eviction, copied_first):
+        """Every block changes its list, none its content."""
+        before = {block for blocks in orders(self.pool)[1].values() for block in blocks}
+        self.pool.cached.follow(EVICTIONS[eviction](EngineConfig()), copied_first)
+        assert {block for blocks in orders(self.pool)[1].values() for block in blocks} == before
 
     @invariant()
     def every_block_is_in_one_place(self):
+        if not hasattr(self, "pool"):
+            return
         blank, cached_lists = orders(self.pool)
         held = {block for table in self.tables for block in table}
         fenced = [block for _, blocks in self.pool.fences for block in blocks]

@@ -88,7 +88,7 @@ def test_preempted(bench, tokens, monkeypatch):
     second = b.submit(tokens(12, seed=2), 20)
     while not b.count("preemptions_total", cause="memory"):
         b.step()
-    (victim,) = b.worker.scheduler.waiting
+    ((victim, _),) = b.worker.scheduler.waiting
     b.cancel(victim)
     b.run()
     done = b.serve(tokens(12, seed=2 if victim == second else 0), 1)

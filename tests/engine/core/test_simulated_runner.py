@@ -118,7 +118,7 @@ class TestPoison:
     def test_somebody_elses_prefix(self):
         """A consistent prefix that is not the reader's own is found by the witness."""
         r = runner()
-        r.witness = lambda id: array("I", [9, 9, 9, 9, 1])
+        r.witness = lambda id, choice: array("I", [9, 9, 9, 9, 1])
         r.execute(plan(row([1, 2, 3, 4], [1], samples=False)))
         with pytest.raises(Poisoned, match="not its own"):
             r.execute(plan(row([1], [1, 2], start=4, id=3), step=1))

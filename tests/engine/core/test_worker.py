@@ -74,7 +74,7 @@ def test_eos_stops_unless_ignored(bench, tokens):
     """An end token ends with stop and is part of the output; ignore_eos goes on."""
     b = bench(blocks=16)
     third = b.output[b.serve(tokens(6), 4).id][2]
-    b.worker._eos_ids = frozenset({third})
+    b.worker.delivery.eos_ids = frozenset({third})
     request = replace(b.request(tokens(6), 4), sampling=Sampling(), id=50)
     b.send(m.Submit(request))
     b.submitted.add(50)
@@ -201,7 +201,7 @@ class TestHolds:
         """Nothing is computed beyond the phase; a release lets it go on to its end."""
         b = bench(blocks=64, budget=16, chunk=8)
         id = self.held(b, phase, client="me")
-        sequence = b.worker.scheduler.running[id]
+        sequence = b.worker.scheduler.running[id, 0]
         assert (sequence.computed, sequence.generated) == (computed, generated)
         assert len(sequence.table) >= 5
         b.send(m.Release(1))
@@ -256,7 +256,7 @@ class TestHolds:
         grower = b.submit(12, 18)
         for _ in range(20):
             b.step()
-        assert len(b.worker.scheduler.running[held].table) == 4 - 1
+        assert len(b.worker.scheduler.running[held, 0].table) == 4 - 1
         assert grower not in b.done, "it waits: the other is only paused"
         b.send(m.Release(1))
         b.run()
@@ -468,7 +468,7 @@ class TestPreemption:
         urgent, batch = b.submit(12, 30, rank=0), b.submit(20, 20, rank=1)
         while not b.count("preemptions_total", cause="memory"):
             b.step()
-        assert list(b.worker.scheduler.waiting) == [batch]
+        assert list(b.worker.scheduler.waiting) == [(batch, 0)]
         b.run()
         assert b.done[urgent].truth.preemptions == 0
         assert b.done[batch].truth.preemptions >= 1
@@ -497,7 +497,10 @@ def test_hello_heartbeat_and_gauges(bench, tokens):
     b.begin()
     beat = b.worker.heartbeat(b.now + SECOND)
     assert (beat.state, beat.step, beat.step_started) == ("ready", 3, b.now)
-    assert beat.load == m.Load(running=1, waiting=0, prefill_tokens=1, decode_blocks=3, free_blocks=13, ack=2)
+    load = m.Load(running=1, waiting=0, prefill_tokens=1, decode_blocks=3, free_blocks=13, ack=2)
+    rates = {"prefill_rate": beat.load.prefill_rate, "decode_rate": beat.load.decode_rate}
+    assert beat.load == replace(load, **rates)
+    assert min(rates.values()) > 0
     assert beat.metrics["headrace_engine_step_age_seconds"] == [[[], 1.0]]
     blocks = {labels[0]: value for labels, value in beat.metrics["headrace_engine_kv_blocks"]}
     assert blocks == {"used": 3, "cached": 0, "empty": 13, "fenced": 0}

@@ -302,7 +302,7 @@ def test_controls_change_while_requests_run() -> None:
     async def main(clock: Clock) -> None:
         async with VirtualFleet(TWO, clock) as world:
             before = (await world.fleet.config())["config_id"]
-            with pytest.raises(ValueError, match="max_requests = 0"):
+            with pytest.raises(ValueError, match="max_requests: at least 1, not 0"):
                 await world.fleet.configure({"queue": {"max_requests": 0}, "order": "priority"})
             with pytest.raises(ValueError, match="model cannot be changed"):
                 await world.fleet.configure({"model": "other"})

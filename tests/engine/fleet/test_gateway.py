@@ -117,10 +117,9 @@ def test_a_request_waits_for_its_holder_and_does_not_hold_up_the_next() -> None:
         yard.gateway.dispatcher.events.know_root(root)
         yard.say(0, m.KvEvents(1000, 1, (m.KvEvent("stored", template, root),)))
         # The session ties the backlog to W0, which then is full: one request of that many blocks.
-        yard.gateway.dispatcher.config = dataclasses.replace(
-            yard.config, router=RouterConfig(max_dispatched=1, decode_weight=0.0)
-        )
-        yard.gateway.dispatcher._sessions["s"] = (0, "w0-1")
+        one = RouterConfig(max_dispatched=1, decode_weight=0.0)
+        yard.gateway.dispatcher.configure(dataclasses.replace(yard.config, router=one))
+        yard.gateway.dispatcher._sessions.remember("s", 0, "w0-1")
         first = yard.submit(ask(backlog * 16, 5, session="s"))
         assert yard.where(first) == [0]
         waits = yard.submit(dataclasses.replace(ask(1, 1), tokens=held))

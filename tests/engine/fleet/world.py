@@ -17,6 +17,7 @@ from engine.fleet.fleet import Fleet
 from engine.fleet.gateway import Gateway
 from engine.fleet.inproc import InprocPool
 from engine.fleet.run import Emit, Send
+from engine.model import read_adapter
 from engine.request import Finish, Request, WorkerTruth
 from engine.runner.simulated import SimulatedRunner
 from engine.telemetry import Meter
@@ -182,7 +183,9 @@ class VirtualFleet:
         runner: Callable[[int], type[SimulatedRunner] | None] = lambda worker: None,
     ) -> None:
         def make(worker: int) -> SimulatedRunner:
-            return (runner(worker) or SimulatedRunner)(cost or of.cost, of.seed, worker)
+            made = (runner(worker) or SimulatedRunner)(cost or of.cost, of.seed, worker)
+            made.adapter_digest = lambda folder: read_adapter(of, folder).digest
+            return made
 
         self.clock = clock
         self.pool = InprocPool(of, clock, make, latency=latency)

@@ -7,10 +7,10 @@ import pytest
 
 @pytest.fixture
 def small_config():
-    """A Llama smaller than tiny, with tied embeddings."""
-    from engine.model.llama_config import LlamaConfig
+    """A model smaller than tiny, with tied embeddings."""
+    from engine.model.decoder_config import DecoderConfig
 
-    return LlamaConfig(
+    return DecoderConfig(
         vocabulary=300,
         hidden=32,
         intermediate=48,
@@ -70,3 +70,16 @@ def model_folder_of(tmp_path, raw_config_of):
         return folder
 
     return make
+
+
+@pytest.fixture(scope="session")
+def write_tokenizer():
+    """``write(folder)``: a tokenizer.json of 259 bytes and words, as the byte tokenizer's ids."""
+
+    def write(folder):
+        from tokenizers import Tokenizer, models
+
+        vocabulary = {f"<{number}>": number for number in range(259)}
+        Tokenizer(models.WordLevel(vocabulary, unk_token="<0>")).save(str(folder / "tokenizer.json"))
+
+    return write

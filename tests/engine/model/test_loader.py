@@ -1,6 +1,8 @@
 """From a name to runner, tokenizer and identity."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,6 +14,8 @@ from engine.kv.blocks import namespace_root
 from engine.model import (
     ModelError,
     budget,
+    check,
+    fingerprint,
     identity,
     kv_bytes_per_token,
     load_runner,
@@ -21,7 +25,7 @@ from engine.model import (
     with_kv_blocks,
 )
 from engine.model.byte_tokenizer import ByteTokenizer
-from engine.model.llama_config import TINY
+from engine.model.decoder_config import TINY
 from engine.model.words import GENERATED, WordsTokenizer
 
 SIMULATED = EngineConfig(model="simulated")
@@ -47,7 +51,7 @@ def test_a_known_model_that_is_not_pulled_says_how(no_models):
         load_tokenizer(EngineConfig())
 
 
-def test_a_folder_is_a_model(model_folder_of, small_config):
+def test_a_folder_is_a_model(model_folder_of, write_tokenizer, small_config):
     """Config, runner and limits come from the folder; a tokenizer that is missing is said."""
     folder = model_folder_of(small_config)
     config = EngineConfig(model=str(folder), dtype="fp32")
@@ -55,10 +59,51 @@ def test_a_folder_is_a_model(model_folder_of, small_config):
     assert max_positions(config) == 256
     with pytest.raises(ModelError, match=r"tokenizer\.json: missing"):
         load_runner(config)
+    write_tokenizer(folder)
     raw = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(raw | {"architectures": ["GPT2LMHeadModel"]}))
     with pytest.raises(ModelError, match="architectures is"):
         load_runner(config)
+
+
+@pytest.mark.torch
+def test_a_folder_that_changed_since_the_start_is_refused(model_folder_of, write_tokenizer, small_config):
+    """What a worker loads is what the gateway looked at, or it is not loaded (ENGINE E7, E51)."""
+    folder = model_folder_of(small_config)
+    write_tokenizer(folder)
+    config = EngineConfig(model=str(folder), dtype="fp32")
+    expected = fingerprint(identity(config))
+    assert load_runner(config, expected=expected).max_positions == 256
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | {"rms_norm_eps": 1e-3}))
+    with pytest.raises(ModelError, match=r"not what it was when the engine started .* restart the engine"):
+        load_runner(config, expected=expected)
+    assert fingerprint(identity(config)) != expected
+    shutil.rmtree(folder)
+    for look in (load_runner, check, identity, load_tokenizer):
+        with pytest.raises(ModelError, match=f"{folder}: no such folder"):
+            look(config)
+
+
+@pytest.mark.torch
+def test_a_torn_folder_is_found_before_anything_starts(model_folder_of, write_tokenizer, small_config):
+    """The check reads the files' headers: sizes and shapes, not a single weight."""
+    folder = model_folder_of(small_config)
+    config = EngineConfig(model=str(folder))
+    check(config)
+    size = (folder / "model.safetensors").stat().st_size
+    os.truncate(folder / "model.safetensors", size - 1)
+    with pytest.raises(ModelError, match=f"has {size - 1} bytes, its header says {size}"):
+        check(config)
+
+
+@pytest.mark.torch
+def test_a_model_makes_no_more_positions_than_are_asked_for(model_folder_of, write_tokenizer, small_config):
+    """A context of a million tokens takes memory for its rotations only if it is used."""
+    folder = model_folder_of(small_config)
+    write_tokenizer(folder)
+    config = EngineConfig(model=str(folder), max_model_len=20)
+    assert load_runner(config).max_positions == 20
 
 
 def test_the_simulated_model_reads_any_word_and_writes_known_ones():
@@ -81,7 +126,7 @@ def test_tiny_is_seeded_and_needs_no_files(no_models):
 
 
 def test_identity_is_what_the_namespace_root_takes():
-    """Model, seed and precision each change the root; workers and threads do not."""
+    """Model, seed and precision each change the root; workers and threads do not (ENGINE E7)."""
 
     def root(config):
         return namespace_root(**identity(config), block_size=16, isolation_key="t")

@@ -18,7 +18,7 @@ from engine.config import EngineConfig  # noqa: E402
 from engine.model import load_runner, load_tokenizer  # noqa: E402
 from engine.model.gguf_folder import convert, unpermute  # noqa: E402
 from engine.model.hf_tokenizer import HfTokenizer  # noqa: E402
-from engine.model.llama_config import read_config  # noqa: E402
+from engine.model.config_json import read_config  # noqa: E402
 from engine.model.pull import (  # noqa: E402
     MODELS,
     PulledModel,
@@ -225,7 +225,7 @@ def test_weights_are_dequantised_under_hugging_faces_names(gguf_path, tmp_path):
     """bf16 tensors in the places and shapes that config.json promises, q and k in its rotary order."""
     convert(gguf_path, tmp_path)
     config = read_config(tmp_path)
-    tensors = load_tensors(tmp_path, config)
+    tensors, _ = load_tensors(tmp_path, config)
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
     stored = {t.name: gguf.dequantize(t.data, t.tensor_type) for t in gguf.GGUFReader(gguf_path).tensors}
     for name, theirs, heads in (("attn_q", "q_proj", HEADS), ("attn_k", "k_proj", KV_HEADS)):

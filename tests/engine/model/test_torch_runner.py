@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from engine.model.llama import Llama  # noqa: E402
+from engine.model.decoder import Decoder  # noqa: E402
 from engine.model.weights import random_tensors  # noqa: E402
 from engine.request import Sampling  # noqa: E402
 from engine.runner.base import Row, StepPlan  # noqa: E402
@@ -20,13 +20,13 @@ PROMPT = array("I", [257, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100])
 @pytest.fixture
 def runner(small_config):
     untied = replace(small_config, tied=False)  # a tied random model only repeats its input
-    made = TorchRunner(Llama(untied, random_tensors(untied, 0)), frozenset({258}))
+    made = TorchRunner(Decoder(untied, random_tensors(untied, 0)), frozenset({258}))
     made.allocate(20, 4)
     return made
 
 
 def row(tokens=PROMPT, start=0, table=(3, 1, 7), **changes):
-    return replace(Row(1, start, tokens, table, True), **changes)
+    return Row(1, start, tokens, table, True)._replace(**changes)
 
 
 def step(runner, *rows):
@@ -122,7 +122,9 @@ def test_bf16_computes_and_keeps_bf16(small_config):
     """Half the KV memory, and nearly the same hidden states."""
     runners = {}
     for dtype in (torch.float32, torch.bfloat16):
-        runners[dtype] = TorchRunner(Llama(small_config, random_tensors(small_config, 0), dtype), frozenset())
+        runners[dtype] = TorchRunner(
+            Decoder(small_config, random_tensors(small_config, 0), dtype), frozenset()
+        )
         runners[dtype].allocate(20, 4)
         assert not step(runners[dtype], row(), row(PROMPT[:1], 0, (9,))).failed
     assert runners[torch.bfloat16].kv_bytes * 2 == runners[torch.float32].kv_bytes

@@ -1,15 +1,20 @@
 """Folders in Hugging Face layout: the good ones load, the broken ones say what is wrong and where."""
 
 import json
+import os
 import shutil
+from dataclasses import replace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")
 
-from engine.model.llama_config import TINY, ModelError, read_config  # noqa: E402
+from engine.model.config_json import read_config  # noqa: E402
+from engine.model.decoder_config import TINY, ModelError  # noqa: E402
+from engine.model.tensor_file import each_tensor  # noqa: E402
 from engine.model.weights import (  # noqa: E402
+    check_weights,
     expected_shapes,
     load_tensors,
     random_digest,
@@ -40,7 +45,7 @@ def resave(folder, change):
 def test_a_good_folder_loads(folder, small_config):
     """Config and tensors come back as they were written."""
     assert read_config(folder) == small_config
-    loaded, written = load_tensors(folder, small_config), random_tensors(small_config, 0)
+    loaded, written = load_tensors(folder, small_config)[0], random_tensors(small_config, 0)
     assert loaded.keys() == written.keys()
     assert all(torch.equal(loaded[name], written[name]) for name in written)
 
@@ -56,72 +61,11 @@ def test_shards_load_like_one_file(folder, small_config):
         index |= dict.fromkeys(part, file)
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    loaded = load_tensors(folder, small_config)
+    loaded, _ = load_tensors(folder, small_config)
     assert all(torch.equal(loaded[name], whole[name]) for name in names)
     (folder / "model-1.safetensors").unlink()
     with pytest.raises(ModelError, match=r"model-1\.safetensors: missing"):
         load_tensors(folder, small_config)
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        (
-            {"architectures": ["GPT2LMHeadModel"]},
-            r"architectures is \['GPT2LMHeadModel'\], this engine serves Llama",
-        ),
-        ({"architectures": "absent"}, "architectures is None"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-        ({"attention_bias": True}, "attention_bias is true"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope scaling is 'llama3'"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rope scaling is 'yarn'"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config is set"),
-        ({"hidden_size": "absent"}, "hidden_size is None, not a positive whole number"),
-        ({"vocab_size": -3}, "vocab_size is -3"),
-        ({"num_attention_heads": 3}, "num_attention_heads 3 is no multiple of num_key_value_heads 2"),
-        ({"head_dim": 7}, "head_dim 7 is odd"),
-    ],
-)
-def test_configs_that_cannot_be_served_are_refused(folder, changes, says):
-    """The message names the file, what it says, and what is served."""
-    edit(folder, **changes)
-    with pytest.raises(ModelError, match=says) as caught:
-        read_config(folder)
-    assert all(problem.startswith(f"{folder / 'config.json'}: ") for problem in caught.value.problems)
-
-
-def test_all_problems_of_a_config_are_told_at_once(folder):
-    """Nobody mends a config one error at a time."""
-    edit(folder, hidden_act="gelu", mlp_bias=True, architectures=["X"])
-    with pytest.raises(ModelError) as caught:
-        read_config(folder)
-    assert len(caught.value.problems) == 3
-
-
-def test_defaults_and_newer_forms_are_understood(folder, small_config):
-    """Absent KV heads mean as many as heads, absent head_dim the quotient; rope_parameters holds theta."""
-    edit(
-        folder,
-        num_key_value_heads="absent",
-        head_dim="absent",
-        rope_parameters={"rope_theta": 5e5, "rope_type": "default"},
-    )
-    config = read_config(folder)
-    assert (config.kv_heads, config.head_size, config.rope_theta) == (4, 8, 5e5)
-
-
-def test_no_folder_no_config_no_json(tmp_path):
-    """Each of the three is said plainly."""
-    with pytest.raises(ModelError, match="no such folder"):
-        read_config(tmp_path / "nowhere")
-    with pytest.raises(ModelError, match=r"config\.json: missing"):
-        read_config(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ModelError, match="not JSON"):
-        read_config(tmp_path)
-    (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(ModelError, match="not an object"):
-        read_config(tmp_path)
 
 
 def test_missing_wrong_and_unknown_tensors_are_named(folder, small_config):
@@ -158,14 +102,82 @@ def test_an_untied_model_needs_its_output_projection(folder, small_config):
 def test_broken_and_absent_weight_files(folder, small_config):
     """Not safetensors at all, or integers in them, or nothing there."""
     resave(folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(32, dtype=torch.int32)}))
-    with pytest.raises(ModelError, match=r"model\.norm\.weight is torch\.int32"):
+    with pytest.raises(
+        ModelError, match=r"tensor model\.norm\.weight is I32, this engine reads F32, F16, BF16"
+    ):
         load_tensors(folder, small_config)
     (folder / "model.safetensors").write_bytes(b"rubbish")
-    with pytest.raises(ModelError, match="not a safetensors file"):
+    with pytest.raises(
+        ModelError, match="not a safetensors file, or a torn one: 7 bytes cannot hold its header"
+    ):
         load_tensors(folder, small_config)
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="neither"):
         load_tensors(folder, small_config)
+
+
+@pytest.mark.parametrize("change", [-1, -100_000, 1])
+def test_a_torn_file_is_refused_with_the_numbers(folder, small_config, change):
+    """A download that was cut off, or a file with something behind its tensors."""
+    path = folder / "model.safetensors"
+    size = path.stat().st_size
+    content = path.read_bytes()
+    path.write_bytes(content[:change] if change < 0 else content + b"x")
+    for look in (check_weights, load_tensors):
+        with pytest.raises(
+            ModelError, match=f"has {size + change} bytes, its header says {size}: it is torn"
+        ):
+            look(folder, small_config)
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_an_error(folder, small_config):
+    """Mapped into memory, it would end the process."""
+    path = folder / "model.safetensors"
+    size = path.stat().st_size
+    tensors = each_tensor(path)
+    next(tensors)
+    os.truncate(path, size // 2)
+    with pytest.raises(
+        ValueError, match=rf"ends at byte {size // 2} in tensor .* it changes while it is read"
+    ):
+        list(tensors)
+
+
+def test_gaps_between_tensors_are_refused(tmp_path):
+    """Bytes that no tensor owns would escape the digest, tensors that overlap are no format of ours."""
+    path = tmp_path / "x.safetensors"
+    two = {"dtype": "F32", "shape": [1]}
+    for offsets in ([4, 8], [2, 6]):
+        header = {"a": two | {"data_offsets": [0, 4]}, "b": two | {"data_offsets": offsets}}
+        text = json.dumps(header).encode()
+        path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(offsets[1]))
+        if offsets == [4, 8]:
+            assert [name for name, _ in each_tensor(path)] == ["a", "b"]
+        else:
+            with pytest.raises(ValueError, match="tensor b begins at byte"):
+                list(each_tensor(path))
+
+
+def test_what_cannot_be_read_is_a_model_error(folder, small_config):
+    """A folder in place of the file, or rights that are missing: named, with the reason."""
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").mkdir()
+    with pytest.raises(ModelError, match="neither"):
+        load_tensors(folder, small_config)
+    (folder / "model.safetensors.index.json").rmdir()
+    index = {"weight_map": {"model.norm.weight": "gone.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match=r"gone\.safetensors: missing, though"):
+        weights_digest(folder)
+
+
+def test_loaded_tensors_outlive_their_file(folder, small_config):
+    """What a running engine computes with is its own memory, whatever becomes of the folder."""
+    tensors, _ = load_tensors(folder, small_config)
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    os.truncate(folder / "model.safetensors", 0)
+    shutil.rmtree(folder)
+    assert all(torch.equal(tensors[name], before[name]) for name in before)
 
 
 def test_the_digest_is_that_of_the_content(folder, tmp_path):
@@ -175,6 +187,11 @@ def test_the_digest_is_that_of_the_content(folder, tmp_path):
     assert weights_digest(copy) == before
     resave(copy, lambda tensors: tensors["model.norm.weight"].add_(1e-3))
     assert weights_digest(copy) != before
+
+
+def test_loading_tells_the_digest_of_what_it_read(folder, small_config):
+    """So that a worker knows whether it serves what the gateway has looked at."""
+    assert load_tensors(folder, small_config)[1] == weights_digest(folder)
 
 
 def test_random_weights_are_seeded():
@@ -188,5 +205,6 @@ def test_random_weights_are_seeded():
 
 def test_the_number_of_parameters_is_that_of_the_tensors(small_config):
     """What the memory budget counts is what is loaded."""
-    for config in (TINY, small_config):
+    variants = (replace(small_config, qkv_bias=True), replace(small_config, qk_norm=True))
+    for config in (TINY, small_config, *variants):
         assert config.parameters == sum(tensor.numel() for tensor in random_tensors(config, 0).values())
