@@ -1,38 +1,30 @@
 """What our own Python costs: scheduling and bookkeeping of a step whose model takes no time.
 
-    python benchmarks/core.py [--steps 200] [--quick]
+    python -m benchmarks.core [--steps 200] [--quick]
 
 Curves of the time per step over running requests, pool size and queue length, the gateway's time per message
-over its queue, and the prefix match of a long prompt. Times are CPU time of this thread. Prints tables, then one
-JSON line. Run it on an idle machine all the same: the load average stands in the line. ``calls`` are Python and
-C calls of a step, which no other process can change.
+over its queue, and the prefix match of a long prompt. Times are CPU time of this thread. Prints tables, then
+one JSON line. Run it on an idle machine all the same: the load average stands in the line, and what an empty
+Python call took (``call_ns``). ``calls`` are Python and C calls of a step, which no other process can change.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
-import platform
 import statistics
-import sys
 import time
 from array import array
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
+from benchmarks.gate import gateway_costs
+from benchmarks.timing import call_ns, calls, machine, no_collection, us
 from engine import messages as m
-from engine.config import ClassConfig, EngineConfig, MemoryConfig, QueueConfig, RouterConfig, SchedulerConfig
-from engine.fleet.backend import Ask
-from engine.fleet.door import Identity
-from engine.fleet.gateway import Gateway
+from engine.config import EngineConfig, MemoryConfig, SchedulerConfig
 from engine.kv.blocks import block_digests, blocks_for, namespace_root
-from engine.request import Finish, Request, Sampling, WorkerTruth
+from engine.request import Request, Sampling
 from engine.runner.base import StepPlan, StepResult
-from engine.telemetry import Meter
 from engine.worker import Worker
 
 BLOCK = 16
@@ -66,9 +58,7 @@ class Loop:
             memory=MemoryConfig(kv_blocks=blocks, block_size=BLOCK),
             scheduler=SchedulerConfig(max_step_tokens=max(512, 2 * running), max_running=running),
         )
-        self.worker = Worker(
-            config, 0, "w", eos_ids=frozenset(), max_positions=1 << 30, vocabulary=1 << 30
-        )
+        self.worker = Worker(config, 0, "w", eos_ids=frozenset(), max_positions=1 << 30, vocabulary=1 << 30)
         self.now = 1
         if full:
             self._fill_cache(blocks)
@@ -144,33 +134,6 @@ def measure(loop: Loop, steps: int) -> Cost:
     return Cost(median(plans), median(commits), median(both), p99, calls(loop.step))
 
 
-def calls(function: Callable[[], object]) -> int:
-    """Python and C calls that it makes."""
-    count = 0
-
-    def tally(frame: object, event: str, argument: object) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(tally)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return count
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """What an earlier measurement left behind is not collected on this one's time."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
 def over_running(steps: int, most: int = 1024) -> dict[int, Cost]:
     out_max = steps + 1500
     pool = {n: n * blocks_for(CONTEXT + out_max, BLOCK) + n + 64 for n in RUNNING if n <= most}
@@ -192,76 +155,6 @@ def over_queues(steps: int, most: int = 10_000) -> dict[int, Cost]:
         loop.queue(n)
         costs[n] = measure(loop, steps)
     return costs
-
-
-class Gate:
-    """A gateway with one full worker and a queue."""
-
-    def __init__(self, waiting: int, running: int = 64, order: str = "fcfs") -> None:
-        config = EngineConfig(
-            memory=MemoryConfig(kv_blocks=100_000, block_size=BLOCK),
-            queue=QueueConfig(max_requests=1_000_000, max_tokens=1 << 40, order=order),  # type: ignore[arg-type]
-            router=RouterConfig(max_dispatched=running),
-            classes={"default": ClassConfig(default_output=64)},
-        )
-        self.gateway = Gateway(config, Identity("null"), Meter(config, "router", "fleet"))
-        self.now = 1
-        self.sent: list[Request] = []
-        self.say(m.Hello(0, "w", 1, 100_000, BLOCK, 1_600_000))
-        self.say(m.Heartbeat("w", 1, 0, None, "ready", m.Load()))
-        for id in range(running + waiting):
-            self.submit(id)
-            if id < running:  # it is sent, and starts at once
-                latest = self.sent[-1]
-                self.say(m.Progress(latest.id, 1, len(latest.tokens)), m.TokensOut(latest.id, 1, (7,)))
-
-    def say(self, *messages: m.FromWorker) -> None:
-        for message in messages:
-            self.now += 1000
-            self.gateway.on_message(0, message, self.now)
-        self.take()
-
-    def take(self) -> None:
-        for action in self.gateway.take_actions():
-            message = getattr(action, "message", None)
-            if isinstance(message, m.Submit):
-                self.sent.append(message.request)
-
-    def submit(self, id: int) -> None:
-        tokens = array("I", [(id * 7919 + i * 31) % 50_000 for i in range(CONTEXT)])
-        self.gateway.submit(Ask(tokens, 64), self.now)
-        self.take()
-
-
-def gateway_costs(waiting: int, rounds: int) -> dict[str, float]:
-    """Median seconds of a token message, of a submit, and of an end with the next dispatch."""
-    gate = Gate(waiting)
-    times: dict[str, list[float]] = {"token": [], "submit": [], "end": []}
-
-    def timed(what: str, function: Callable[..., None], *arguments: Any) -> None:
-        began = time.thread_time()
-        function(*arguments)
-        times[what].append(time.thread_time() - began)
-
-    with no_collection():
-        for number in range(rounds):
-            runner = gate.sent[number]
-            timed("token", gate.say, m.TokensOut(runner.id, 1, (7,)))
-            timed("submit", gate.submit, 1_000_000 + number)
-            truth = WorkerTruth(first_scheduled=1, prompt=len(runner.tokens), generated=2)
-            timed("end", gate.say, m.Done(runner.id, 1, Finish.LENGTH, truth))
-    return {what: statistics.median(values) for what, values in times.items()}
-
-
-def message_calls(waiting: int, what: str) -> int:
-    """Calls that a ``token`` or an ``end`` makes at the gateway while so many wait there."""
-    gate = Gate(waiting, running=8)
-    for runner in gate.sent[:2]:  # the first of its kind may set something up
-        truth = WorkerTruth(first_scheduled=1, prompt=len(runner.tokens), generated=2)
-        end = m.Done(runner.id, 1, Finish.LENGTH, truth)
-        message = m.TokensOut(runner.id, 1, (7,)) if what == "token" else end
-        count = calls(lambda message=message: gate.say(message))  # type: ignore[misc]
-    return count
 
 
 def prefix_match(length: int, repeat: int) -> dict[str, float]:
@@ -297,20 +190,12 @@ def table(title: str, costs: dict[int, Cost]) -> None:
         print(f"{n:>18,} {times} {cost.calls:>8,}")
 
 
-def us(seconds: float) -> str:
-    return f"{seconds * 1e6:,.1f}us"
-
-
-def machine() -> dict[str, Any]:
-    return {"python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count()}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--steps", type=int, default=200, help="steps that are timed in each place")
     parser.add_argument("--quick", action="store_true", help="leave out the largest pool and queue")
     asked = parser.parse_args()
-    load = os.getloadavg()[0]
+    load, reference = os.getloadavg()[0], call_ns()
     running = over_running(asked.steps)
     table("running", running)
     pools = over_pools(asked.steps, 100_000 if asked.quick else 1_000_000)
@@ -328,6 +213,7 @@ def main() -> None:
             {
                 **machine(),
                 "load_average": [round(load, 2), round(os.getloadavg()[0], 2)],
+                "call_ns": [round(reference, 1), round(call_ns(), 1)],
                 "steps": asked.steps,
                 "step_us": {n: round(cost.both * 1e6, 1) for n, cost in running.items()},
                 "step_calls": {n: cost.calls for n, cost in running.items()},

@@ -1,14 +1,14 @@
 """A long, mixed, tight life of a whole engine in virtual time, and what it leaves behind (engine case C24).
 
-    python benchmarks/soak.py [--requests 20000] [--seed 0] [--trace]
+    python -m benchmarks.soak [--requests 20000] [--seed 0] [--trace]
 
-Requests of random lengths with aborts, deadlines, forks, tenants, classes, lives and adapters come in waves over
-a pool that is too small, with tiers below it. Between two waves the engine is idle: nothing may be referenced
-then, and resident memory is read. What the engine bounds by a number of entries (truth rows, lost digests) is
-bounded at few here, so that it is full long before the last half: what still grows then is a leak.
+Requests of random lengths with aborts, deadlines, forks, tenants, classes, lives and adapters come in waves
+over a pool that is too small, with tiers below it. Between two waves the engine is idle: nothing may be
+referenced then, and resident memory is read. What the engine bounds by a number of entries (truth rows, lost
+digests) is bounded at few here, so that it is full long before the last half: what still grows is a leak.
 
-Prints the series, then one JSON line; exits 1 if something was left or memory grew by 1 % or more over the last
-half. ``--trace`` also says which lines of code held more at the end than at half-time.
+Prints the series, then one JSON line; exits 1 if something was left or memory grew by 1 % or more over the
+last half. ``--trace`` also says which lines of code held more at the end than at half-time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import itertools
 import json
 import os
 import random
@@ -25,146 +24,23 @@ import sys
 import tempfile
 import time
 import tracemalloc
-from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from engine.config import (
-    AdmissionConfig,
-    CacheConfig,
-    ClassConfig,
-    CostModel,
-    DiskConfig,
-    EngineConfig,
-    MemoryConfig,
-    QueueConfig,
-    RouterConfig,
-    SchedulerConfig,
-    TenantConfig,
-    TiersConfig,
-)
-from engine.fleet import index, truth
+from benchmarks.mixes import FACTORS, Mix, asks, config
+from engine.config import EngineConfig
+from engine.fleet import index as fleet_index
+from engine.fleet import truth as fleet_truth
 from engine.fleet.backend import Ask, Ended, Rejected, StreamEvent
 from engine.fleet.fleet import Fleet
 from engine.fleet.inproc import InprocPool
-from engine.kv.eviction import EVICTIONS
-from engine.request import Finish, Sampling
+from engine.kv import prefix_cache
+from engine.request import Finish
 from engine.runner.simulated import SimulatedRunner
-from engine.sched.admission import ADMISSIONS
-from engine.sched.queue import ORDERS
 from loadgen.clock import Clock, run_virtual
-
-FACTORS: dict[str, tuple[Any, ...]] = {
-    "admission": tuple(ADMISSIONS),
-    "order": tuple(ORDERS),
-    "eviction": tuple(EVICTIONS),
-    "preemption": ("recompute", "swap", "none"),
-    "tiers": ("device", "host", "disk"),
-    "n": (1, 3),
-    "adapters": (0, 2),
-}
-LIVES = {"short": 0.5, "long": 5.0}
-BLOCK = 8
-FINISHES = {finish.value for finish in Finish}
-
-
-@dataclass(frozen=True)
-class Mix:
-    """One choice of policies and features."""
-
-    admission: str = "prompt"
-    order: str = "fcfs"
-    eviction: str = "lru"
-    preemption: str = "recompute"
-    tiers: str = "disk"
-    n: int = 3
-    adapters: int = 2
-
-    @property
-    def possible(self) -> bool:
-        """``none`` needs lifetime (E26)."""
-        return self.preemption != "none" or self.admission == "lifetime"
-
-    def __str__(self) -> str:
-        values = (self.admission, self.order, self.eviction, self.preemption, self.tiers)
-        return "-".join((*values, f"n{self.n}", f"a{self.adapters}"))
-
-
-def pairwise() -> list[Mix]:
-    """Few mixes in which every two values of different factors meet, where they can (greedy)."""
-    names = list(FACTORS)
-    every = [Mix(**dict(zip(names, values, strict=True))) for values in itertools.product(*FACTORS.values())]
-    every = [mix for mix in every if mix.possible]
-    random.Random(0).shuffle(every)
-    todo = {pair for mix in every for pair in _pairs(mix)}
-    chosen = []
-    while todo:
-        best = max(every, key=lambda mix: len(todo & _pairs(mix)))
-        chosen.append(best)
-        todo -= _pairs(best)
-    return chosen
-
-
-def _pairs(mix: Mix) -> set[tuple[tuple[str, Any], ...]]:
-    values = [(name, getattr(mix, name)) for name in FACTORS]
-    return set(itertools.combinations(values, 2))
-
-
-def config(mix: Mix, folder: Path, blocks: int = 60) -> EngineConfig:
-    """A pool that is too small, queues that are long enough, three classes and tenants of unequal weight."""
-    host = None if mix.tiers == "device" else 1 << 20
-    disk = DiskConfig(str(folder / "disk"), 1 << 20) if mix.tiers == "disk" else None
-    return EngineConfig(
-        model="simulated",
-        memory=MemoryConfig(kv_blocks=blocks, block_size=BLOCK),
-        scheduler=SchedulerConfig(max_step_tokens=96, prefill_chunk=48),
-        admission=AdmissionConfig(policy=mix.admission, over_length="clamp"),  # type: ignore[arg-type]
-        preemption=mix.preemption,  # type: ignore[arg-type]
-        priority_preemption=mix.preemption != "none",
-        queue=QueueConfig(max_requests=10_000, max_tokens=10_000_000, order=mix.order),  # type: ignore[arg-type]
-        router=RouterConfig(max_dispatched=24),
-        cache=CacheConfig(
-            eviction=mix.eviction,  # type: ignore[arg-type]
-            ttl=2.0,
-            retention=LIVES,
-            copied_first=mix.tiers != "device",
-            tiers=TiersConfig(host=host, disk=disk, swap=1 << 20 if mix.preemption == "swap" else 0),
-        ),
-        cost=CostModel(a=0.01, b=0.0001, c=0.0005),
-        classes={
-            "urgent": ClassConfig(rank=0, default_output=8, retention="long"),
-            "default": ClassConfig(rank=1, default_output=12),
-            "batch": ClassConfig(rank=2, default_output=16),
-        },
-        tenants={"t0": TenantConfig(weight=4.0), "t1": TenantConfig(max_active=4)},
-        adapters={f"ad{i}": f"/nowhere/ad{i}" for i in range(mix.adapters)},
-        max_adapters=1,
-    )
-
-
-def asks(mix: Mix, rng: random.Random) -> Iterator[Ask]:
-    """Random requests for ever: shared beginnings, own ends, all sorts of limits."""
-    for number in itertools.count():
-        family, own = rng.randrange(12), int(rng.expovariate(1 / 12))
-        shared = array("I", range(family * 1000, family * 1000 + int(rng.expovariate(1 / 60))))
-        tokens = shared + array("I", [50_000 + (number * 131 + i) % 10_000 for i in range(own + 1)])
-        yield Ask(
-            tokens=tokens[:300],
-            max_tokens=rng.choice((None, 1, rng.randint(1, 12), rng.randint(1, 12), rng.randint(1, 40))),
-            sampling=Sampling(temperature=rng.choice((0.0, 0.8)), seed=number, ignore_eos=True),
-            class_=rng.choice(("urgent", "default", "default", "batch")),
-            tenant=f"t{rng.randrange(4)}",
-            session=f"s{rng.randrange(200)}",
-            client_id=f"c{number}",
-            cache_salt=rng.choice((None, None, None, "salt")),
-            deadline_s=rng.choice((None,) * 8 + (0.05, 0.5, 3.0)),
-            n=rng.randint(1, mix.n),
-            adapter=rng.choice((None, *(f"ad{i}" for i in range(mix.adapters)))),
-            retention=rng.choice((None, None, *LIVES)),
-        )
 
 
 @dataclass
@@ -312,12 +188,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--trace", action="store_true", help="also say where memory grew; several times slower")
+    parser.add_argument(
+        "--trace", action="store_true", help="also say where memory grew; several times slower"
+    )
     for name, values in FACTORS.items():
         parser.add_argument(f"--{name}", type=type(values[0]), choices=values, default=getattr(Mix, name))
     asked = parser.parse_args()
     mix = Mix(**{name: getattr(asked, name) for name in FACTORS})
-    truth.MAX_ROWS, index.MAX_LOST = 1000, 2000
+    fleet_truth.MAX_ROWS, fleet_index.MAX_LOST, prefix_cache.LEAST_HISTORY = 1000, 2000, 2000
     began = time.perf_counter()
     if asked.trace:
         tracemalloc.start(8)

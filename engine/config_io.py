@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.config import EngineConfig, problems
+from engine.config import EngineConfig
+from engine.config_bounds import problems
 from engine.plain import PlainError, from_plain, to_plain
 
 

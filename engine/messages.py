@@ -41,7 +41,8 @@ class Hold:
     """Breakpoint (ENGINE E48): the first request that matches pauses when it, or the first of its choices,
     reaches ``phase``; with all its choices.
 
-    ``phase`` is ``admitted``, ``prefill:k`` (after chunk k) or ``decode:n`` (before that commit).
+    ``phase`` is ``admitted``, ``prefill:k`` (after chunk k), ``transfer:k`` (after the k-th step that loaded
+    blocks for it) or ``decode:n`` (before that commit).
     ``request`` None matches any request on the worker.
     """
 
@@ -172,8 +173,8 @@ class TokensOut:
     choice: int = 0
     logprobs: tuple[Logprob, ...] = ()
     finish: Finish | None = None
-    """Set when this choice has ended while others of the request go on: its reason. Done tells the
-    reason of the last."""
+    """Set when this choice has ended while others of the request go on: its reason, in a message of its own
+    behind the last token. Done tells the reason of the last choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +205,8 @@ class Done:
     reason: Finish
     truth: WorkerTruth
     error: str | None = None
+    own_fault: bool = False
+    """The error lies in the request itself: no other worker would do better."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import dataclasses
+import gc
 import json
 import logging
 import os
@@ -231,6 +232,8 @@ def main() -> int:
         log.error("cannot load the model: %s", error)
         main_socket.sendall(encode(m.Failed(f"cannot load the model: {error}")))
         return FAILED
+    gc.collect()
+    gc.freeze()  # what lives for ever is not looked through again while steps are planned
     process = WorkerProcess(worker, runner, main_socket, beat, config.health.heartbeat)
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     return process.run()

@@ -87,7 +87,7 @@ class Sampling:
     logprobs: int | None = None
     """Alternatives reported with each token; 0 = only the token's own, None = nothing."""
     schema: str | None = None
-    """JSON schema, as text, that the output must meet; ``{}`` is any JSON object."""
+    """JSON schema, as text, that the output must meet; ``{"type":"object"}`` is JSON mode."""
 
     @property
     def looks_back(self) -> bool:
@@ -179,9 +179,14 @@ class WorkerTruth:
     created_cache_tokens: int = 0
 
     @property
+    def hits(self) -> dict[str, int]:
+        """Prompt tokens read from cache, by the tier that they came from."""
+        return {"device": self.hit_device, "host": self.hit_host, "disk": self.hit_disk}
+
+    @property
     def hit(self) -> int:
         """Prompt tokens read from the cache, whichever tier held them."""
-        return self.hit_device + self.hit_host + self.hit_disk
+        return sum(self.hits.values())
 
 
 TruthRow = dict[str, Any]

@@ -17,7 +17,7 @@ from engine.kv.blocks import BlockPool
 from engine.kv.eviction import EVICTIONS
 from engine.kv.places import Sizes
 from engine.kv.prefix_cache import PrefixCache
-from engine.request import Request, Tokens, WorkerTruth
+from engine.request import Request, WorkerTruth
 from engine.runner.base import StepPlan, StepResult
 from engine.sched.accounts import Accounts
 from engine.sched.admission import unservable
@@ -109,7 +109,7 @@ class Worker:
     @property
     def idle(self) -> bool:
         """Nobody waits or runs here, no step is in flight and nothing has to be moved."""
-        return not self.roster.active and self.steps.started is None and not self.cache.below.moving
+        return not self.roster.active and self.steps.started is None and not self.cache.below.moves
 
     @property
     def next_wakeup(self) -> int | None:
@@ -118,12 +118,6 @@ class Worker:
         patience = self.memory.transfers.next_overdue
         times = (self.cache.next_expiry(), self.holds.next_lapse, self.roster.next_deadline, patience)
         return min((time for time in times if time is not None), default=None)
-
-    def tokens_of(self, id: int, choice: int = 0) -> Tokens[int] | None:
-        """Prompt and output so far of a choice that is under way here."""
-        job = self.roster.active.get(id)
-        found = [sequence.tokens for sequence in (job.choices if job else ()) if sequence.choice == choice]
-        return found[0] if found else None
 
     # -- one step -------------------------------------------------------------------------------
 

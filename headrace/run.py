@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pandas as pd
 
+from engine.model import ModelError
 from faults.conductor import Conductor
 from faults.fault import Stage
 from headrace import prepare
 from headrace.console import View
-from headrace.errors import Interrupted, UsageFailed
+from headrace.errors import Interrupted, TargetFailed, UsageFailed
 from headrace.evidence import Scene, audit, collect, until_quiet
 from headrace.interrupt import beside, stopped_by_ctrl_c
 from headrace.live import limit_of, live_site, preflight, target_override, with_first_model
@@ -74,6 +75,8 @@ def run_scenario(path: Path, options: Options, view: View) -> Outcome:
             data = run_virtual(lambda clock: run(scenario, options, clock, view))
         else:
             data = asyncio.run(run(scenario, options, monotonic, view))
+    except ModelError as error:  # its folder was there when the run began
+        raise TargetFailed(str(error)) from error
     except (KeyboardInterrupt, asyncio.CancelledError) as stopped:
         raise Interrupted(
             "interrupted before there was a verdict",

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from engine.config import problems
+from engine.config_bounds import problems
 from faults.burst import Burst
 from faults.cancel import Cancel
 from faults.when import InPrefill
@@ -217,7 +217,13 @@ def _target(scenario: Scenario) -> Found:
 
 def _class_place(classes: str, name: str, field: str) -> tuple[str, ...]:
     """Where a scenario says what the engine knows as this field of a class."""
-    keys = {"max_queued": ("queued", "requests"), "max_queued_tokens": ("queued", "tokens")}
+    keys = {
+        "max_input": ("limits", "input"),
+        "max_output": ("limits", "output"),
+        "max_total": ("limits", "total"),
+        "max_queued": ("queued", "requests"),
+        "max_queued_tokens": ("queued", "tokens"),
+    }
     return classes, name, *keys.get(field, (field,))
 
 

@@ -137,7 +137,7 @@ class AdminDoor:
         body = await _body(request)
         phase = body.get("phase")
         if not isinstance(phase, str):
-            raise ValueError("phase: one of queued, admitted, prefill:k, decode:n")
+            raise ValueError("phase: one of queued, admitted, prefill:k, transfer:k, decode:n")
         return {"hold_id": await self._controls.hold(phase, body.get("request"), body.get("worker"))}
 
     async def _held(self, request: web.Request) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def _account(ended: Ended, generated: int) -> dict[str, Any]:
         "completion_tokens": generated,
         "total_tokens": ended.prompt + generated,
         "prompt_tokens_details": {
-            "cached_tokens": ended.cached,
+            "cached_tokens": sum(ended.hits.values()),
             "created_cache_tokens": ended.created_cache,
         },
     }
@@ -108,7 +108,8 @@ def _account(ended: Ended, generated: int) -> dict[str, Any]:
         "epoch": ended.epoch,
         "attempt": ended.attempt,
         "out_max": ended.out_max,
-        "hits": {"device": ended.cached},
+        "retention": ended.retention,
+        "hits": ended.hits,
         "phases": phases(ended.times),
     }
     return {"usage": usage, "headrace": headrace}

@@ -61,13 +61,16 @@ class Ended:
 
     finish: Finish
     prompt: int
-    cached: int
+    hits: Mapping[str, int]
+    """Prompt tokens read from cache, by tier."""
     generated: int
     out_max: int
     worker: int | None = None
     epoch: int | None = None
     attempt: int = 1
     created_cache: int = 0
+    retention: float | None = None
+    """Seconds that its cached blocks are promised to stay; None = no longer than any (ENGINE E15)."""
     misses: tuple[Miss, ...] = ()
     code: str | None = None
     """``worker_lost``, ``deadline_exceeded``, ``step_failed`` .. when finish is ERROR or EXPIRED."""

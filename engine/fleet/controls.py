@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
-from engine.config import ClassConfig, EngineConfig, TenantConfig, problems
+from engine.config import ClassConfig, EngineConfig, TenantConfig
+from engine.config_bounds import problems
 from engine.config_io import config_to_dict
 from engine.plain import from_plain
 from engine.sched.controls import CONTROLS, apply_changes
@@ -27,6 +28,7 @@ GATEWAY_CONTROLS: Mapping[str, tuple[str, str]] = {
     "decode_weight": ("router", "decode_weight"),
     "max_dispatched": ("router", "max_dispatched"),
     "over_length": ("admission", "over_length"),
+    "retention": ("cache", "retention"),
     "suspect_after": ("health", "suspect_after"),
     "eject_after": ("health", "eject_after"),
 }
@@ -36,6 +38,10 @@ Place = tuple[str, ...]
 
 _ROWS: Mapping[str, type[Any]] = {"classes": ClassConfig, "tenants": TenantConfig}
 """Tables with a row per name."""
+_PLACES = {*CONTROLS.values(), *GATEWAY_CONTROLS.values()}
+_PARTS = {place[0] for place in _PLACES if len(place) > 1}
+_ENDS = _PLACES | {(name,) for name in {*CONTROLS, *GATEWAY_CONTROLS} - _PARTS}
+"""Where a value stands, whatever it is. ``admission`` is also a part: there a mapping means the part."""
 _WORKERS = frozenset({*CONTROLS, *(".".join(place) for place in CONTROLS.values())})
 
 
@@ -87,7 +93,7 @@ def _flat(changes: Mapping[str, Any], above: Place = ()) -> Iterator[tuple[Place
     """``{"queue": {"order": ..}}`` and ``{"queue.order": ..}`` say the same. Names of rows may have dots."""
     for key, value in changes.items():
         place = (*above, key) if above else _split(key)
-        if isinstance(value, Mapping) and place not in CONTROLS.values():
+        if isinstance(value, Mapping) and value and place not in _ENDS:
             yield from _flat(value, place)
         else:
             yield place, value

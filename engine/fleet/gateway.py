@@ -18,11 +18,12 @@ from engine import messages as m
 from engine.config import EngineConfig
 from engine.fleet.adapters import Adapters
 from engine.fleet.backend import Ask, Generated, Rejected
+from engine.fleet.breakpoints import Breakpoints
 from engine.fleet.dispatch import PREDICTED_NS, Dispatcher
 from engine.fleet.door import Door, Identity, config_digest
 from engine.fleet.health import WorkerHealth
-from engine.fleet.holds import MAX_HELD_NS, Breakpoint, Holds
-from engine.fleet.lives import Lives
+from engine.fleet.holds import Breakpoint, Holds
+from engine.fleet.lives import DEAD_END, Lives
 from engine.fleet.rotation import Rotation
 from engine.fleet.run import Action, Emit, Run, Stage
 from engine.fleet.timers import Timers
@@ -52,6 +53,7 @@ class Gateway:
         self._timers = Timers()
         self.lives = Lives(config, self.dispatcher, self._timers, meter)
         self.lives.config_id = config_digest(config)
+        self.breakpoints = Breakpoints(self.holds, self.health, self.dispatcher, self.lives, self._timers)
         self.rotation = Rotation(self.health, self.dispatcher, self.lives, self._timers, meter)
         self._overrides: dict[str, Any] = {}
         self._handlers: dict[type[Any], Callable[[int, Any, int], None]] = {
@@ -62,7 +64,7 @@ class Gateway:
             m.Refused: self._on_refused,
             m.Done: self._on_done,
             m.KvEvents: self._on_kv_events,
-            m.Held: self._on_held,
+            m.Held: self.breakpoints.held,
             m.AdapterState: lambda worker, state, now: self.adapters.hears(worker, state),
             m.Failed: lambda worker, failed, now: self.rotation.failed(worker, failed.reason, now),
         }
@@ -86,9 +88,7 @@ class Gateway:
         self.lives.begin(run)
         if run.entry.deadline is not None:
             self._timers.at(run.entry.deadline, partial(self.lives.expire, run.id))
-        point = self.holds.armed_for_queue(ask.client_id)
-        if point is not None:
-            self._hold_queued(point, run, now)
+        self.breakpoints.queued(run, now)
         self._dispatch(now, run)
         if run.stage is Stage.QUEUED and not run.held:
             for other in self.dispatcher.displaced(run, now):
@@ -97,9 +97,7 @@ class Gateway:
                 self.lives.send(other.worker, m.Recall(other.id))
         return run.id, run.request.out_max
 
-    def cancel(
-        self, id: int, now: int, reason: Finish = Finish.CANCELLED, choice: int | None = None
-    ) -> None:
+    def cancel(self, id: int, now: int, reason: Finish = Finish.CANCELLED, choice: int | None = None) -> None:
         """Idempotent. A running request, or one choice of it, ends when its worker has let go of it (E34)."""
         if choice is None:
             self.lives.cancel(id, now, reason)
@@ -146,29 +144,11 @@ class Gateway:
 
     def hold(self, phase: str, request: str | None, worker: int | None, now: int) -> Breakpoint:
         """Arm a breakpoint (E48). Raises ValueError for an unknown phase."""
-        point = self.holds.arm(phase, request, worker)
-        if point.at_gateway:
-            for entry in list(self.dispatcher.queue.in_order(now)):
-                run = self.lives.runs[entry.id]
-                if not run.held and point.matches(run.ask.client_id):
-                    self._hold_queued(point, run, now)
-                    break
-        else:
-            for index in self.health if worker is None else [worker]:
-                self.lives.send(index, point.message())
-        return point
+        return self.breakpoints.arm(phase, request, worker, now)
 
     def release(self, hold_id: int, now: int) -> None:
         """Let go what it holds and disarm it. Idempotent."""
-        point = self.holds.remove(hold_id)
-        if point is None:
-            return
-        run = self.lives.runs.get(point.held.id) if point.held else None
-        if run is not None:
-            run.held, run.signed = False, now
-        if not point.at_gateway:
-            for worker in self.health if point.worker is None else [point.worker]:
-                self.lives.send(worker, m.Release(hold_id))
+        self.breakpoints.release(hold_id, now)
         self._dispatch(now)
 
     def configure(self, config: EngineConfig, changes: dict[str, Any], now: int) -> None:
@@ -227,9 +207,7 @@ class Gateway:
             self.lives.send(worker, message)
         if self._overrides:
             self.lives.send(worker, m.Configure(dict(self._overrides)))
-        for point in self.holds.armed():
-            if not point.at_gateway and point.worker in (None, worker):
-                self.lives.send(worker, point.message())
+        self.breakpoints.introduce(worker)
 
     def _on_tokens(self, worker: int, message: m.TokensOut, now: int) -> None:
         run = self.lives.attempt(worker, message.id, message.attempt)
@@ -287,9 +265,13 @@ class Gateway:
             self.lives.failed(run, "adapter_unavailable", fault, now, done.truth)
             return
         if done.reason is Finish.ERROR:
-            breaker.failed(now)
+            if done.own_fault:
+                breaker.succeeded()
+            else:
+                breaker.failed(now)
             message = done.error or f"a step of worker {worker} failed"
-            self.lives.failed(run, "step_failed", message, now, done.truth)
+            code = DEAD_END if done.own_fault else "step_failed"
+            self.lives.failed(run, code, message, now, done.truth)
             return
         if done.reason is Finish.CANCELLED:
             breaker.withdrawn()
@@ -313,25 +295,6 @@ class Gateway:
             self.dispatcher.cache_lost(worker)
         self.meter.inc("headrace_router_index_gaps_total", events.gaps - gaps)
         self.meter.inc("headrace_router_index_orphans_total", events.orphans - orphans)
-
-    def _on_held(self, worker: int, held: m.Held, now: int) -> None:
-        """The first worker that reaches it wins; the others are disarmed."""
-        point, run = self.holds.get(held.hold_id), self.lives.dispatched(worker, held.id)
-        if point is None or point.held is not None or run is None:
-            self.lives.send(worker, m.Release(held.hold_id))
-            return
-        point.held, point.held_by, run.held = held, worker, True
-        self.dispatcher.ledger.progress(run.key, len(run.request.tokens))  # admitted: no backlog any more
-        if point.worker is None:
-            for other in self.health:
-                if other != worker:
-                    self.lives.send(other, m.Release(held.hold_id))
-        self._timers.at(now + MAX_HELD_NS, partial(self.release, point.id))
-
-    def _hold_queued(self, point: Breakpoint, run: Run, now: int) -> None:
-        point.held = m.Held(point.id, run.id, run.ask.client_id, point.phase)
-        run.held = True
-        self._timers.at(now + MAX_HELD_NS, partial(self.release, point.id))
 
     def _sign(self, run: Run, worker: int, now: int) -> None:
         run.started, run.signed = True, now

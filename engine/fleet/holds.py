@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from engine.messages import Held, Hold
 
 MAX_HELD_NS = 10_000_000_000
-_PHASE = re.compile(r"queued|admitted|(prefill|decode):[1-9]\d*")
+_PHASE = re.compile(r"queued|admitted|(prefill|transfer|decode):[1-9]\d*")
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Holds:
     def arm(self, phase: str, request: str | None, worker: int | None) -> Breakpoint:
         """Raises ValueError for a phase that nothing can reach."""
         if not _PHASE.fullmatch(phase):
-            raise ValueError(f"phase {phase!r} is none of queued, admitted, prefill:k, decode:n")
+            raise ValueError(f"phase {phase!r} is none of queued, admitted, prefill:k, transfer:k, decode:n")
         self._last += 1
         point = self._points[self._last] = Breakpoint(self._last, phase, request, worker)
         return point

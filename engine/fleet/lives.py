@@ -22,6 +22,8 @@ MAX_FAILURES = 2
 PATIENCE_NS = 30_000_000_000
 """A request that no worker in rotation may take for so long ends with a retriable error."""
 
+DEAD_END = "dead_end"
+"""Code of an error that lies in the request itself."""
 OVERDUE_NS = 250_000_000
 """So often an expired request is looked at again until it has ended."""
 
@@ -124,7 +126,7 @@ class Lives:
             self._meter.inc("headrace_router_recalls_total", reason="ejected")
             run.attempt += 1
             self._requeue(run, now)
-        elif self._may_retry(run):
+        elif code != DEAD_END and self._may_retry(run):
             self._retry(run, code, now)
         else:
             code = "worker_lost" if code == "silent" else code
@@ -139,7 +141,7 @@ class Lives:
         code: str | None = None,
         message: str | None = None,
     ) -> None:
-        """The one terminal event. Errors are retriable: nothing of the request itself caused them."""
+        """The one terminal event. Errors are retriable unless the request itself caused them."""
         self._dispatcher.queue.remove(run.id)
         del self.runs[run.id]
         waited = run.stage is not Stage.DISPATCHED
@@ -216,17 +218,18 @@ def _ended(
     return Ended(
         finish=finish,
         prompt=len(run.request.tokens),
-        cached=done.hit,
+        hits=done.hits,
         generated=done.generated,
         out_max=run.request.out_max,
         worker=run.worker,
         epoch=truth.epoch if truth else run.epoch,
         attempt=run.attempt,
         created_cache=done.created_cache_tokens,
+        retention=None if run.request.life is None else run.request.life / 1e9,
         misses=misses,
         code=code,
         message=message,
-        retriable=finish is Finish.ERROR,
+        retriable=finish is Finish.ERROR and code != DEAD_END,
         times={
             "received": run.received,
             "queued": run.queued,

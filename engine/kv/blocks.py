@@ -17,9 +17,8 @@ import sys
 from array import array
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from engine.kv.cached import BlockList, CachedBlocks
 from engine.kv.uses import Eviction, Use, Uses
@@ -106,9 +105,8 @@ def blocks_for(tokens: int, block_size: int) -> int:
     return -(-tokens // block_size)
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
-    """What a cached block holds: enough to verify a hit (ENGINE E9)."""
+class Content(NamedTuple):
+    """What a cached block holds: enough to verify a hit (ENGINE E9). One is made for each block."""
 
     digest: bytes
     parent: bytes

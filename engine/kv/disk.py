@@ -31,8 +31,8 @@ class DiskRefused(ValueError):
 class DiskStore:
     """Blocks of one worker by digest. ``identity`` is written into the marker, for people.
 
-    Raises DiskRefused if the folder holds anything that is not ours, another process uses it, or it cannot
-    be made.
+    Raises DiskRefused if the folder is not marked as ours and holds anything, another process uses it, or it
+    cannot be made. In a marked one what somebody else has put there stays, and is in nobody's way.
     """
 
     def __init__(self, folder: Path, identity: str) -> None:
@@ -45,7 +45,7 @@ class DiskStore:
             raise DiskRefused(f"{folder} cannot be used for cached blocks: {error}") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for name in set(os.listdir(folder)) - {MARKER}:
+            for name in filter(_OURS.fullmatch, os.listdir(folder)):
                 (folder / name).unlink()
             os.ftruncate(self._lock, 0)
             os.write(self._lock, f"{identity}\n".encode())
@@ -57,12 +57,14 @@ class DiskStore:
 
     def _check(self, names: set[str]) -> None:
         """Only a folder that is empty or ours may be emptied."""
-        foreign = sorted(name for name in names if name != MARKER and not _OURS.fullmatch(name))
+        if MARKER in names:
+            return
+        foreign = sorted(name for name in names if not _OURS.fullmatch(name))
         if foreign:
             raise DiskRefused(
                 f"{self.folder} holds {foreign[0]}, which is not ours: give the tier another folder"
             )
-        if names and MARKER not in names:
+        if names:
             raise DiskRefused(f"{self.folder} is not marked as a tier of ours: give the tier another folder")
 
     def write(self, root: bytes, digest: bytes, data: memoryview) -> bool:

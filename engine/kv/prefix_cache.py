@@ -21,6 +21,10 @@ from engine.kv.tiers import Tiers
 from engine.request import Miss, MissReason, Tokens
 from engine.telemetry import Meter
 
+LEAST_HISTORY = 16_384
+"""So many lost digests and content fingerprints are remembered at least; four times the pool's blocks if
+that is more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Match:
@@ -68,7 +72,7 @@ class PrefixCache:
         self.verify_tokens = verify_tokens
         self.content: dict[int, Content] = {}
         self.events = EventLog(meter)
-        self.history = MissHistory(max(4 * pool.size, 16_384) if history is None else history, meter)
+        self.history = MissHistory(max(4 * pool.size, LEAST_HISTORY) if history is None else history, meter)
         self._key_bytes = digest_bits // 8
         self._map: dict[bytes, int] = {}
         self._copies: dict[bytes, list[int]] = {}
@@ -85,8 +89,6 @@ class PrefixCache:
     def __len__(self) -> int:
         """Distinct contents resident."""
         return len(self._map)
-
-    # -- reading ------------------------------------------------------------------------------
 
     def match(self, root: bytes, digests: list[bytes], tokens: Tokens[int]) -> Match:
         """The leading resident run of ``tokens``' full blocks. Changes nothing; O(run)."""
@@ -173,7 +175,7 @@ class PrefixCache:
         start: int = 0,
         now: int = 0,
     ) -> Published:
-        """Enter a computed block after its step has committed (E16); its first token is at ``start``."""
+        """Enter a computed block, which begins at position ``start``, after its step has committed (E16)."""
         key = digest[: self._key_bytes]
         content = Content(digest, parent, tokens, root)
         holder = self._map.get(key)
@@ -202,15 +204,11 @@ class PrefixCache:
 
     def evicted(self, block: int, now: int) -> None:
         """The pool gives a cached block to somebody else."""
-        preempted = block in self._preempted
-        reason = MissReason.PREEMPTED if preempted else MissReason.EVICTED_CAPACITY
+        preempted, content = block in self._preempted, self.content[block]
         self._observe_idle(block, now, "capacity")
-        content, last = self.content[block], self._forget(block, "preempted" if preempted else "capacity")
-        if not last:
-            return
-        uses = self.pool.cached.uses[block]
-        expires = None if uses.life is None else uses.released + uses.life
-        if not self.below.demote(block, content, expires, now):
+        last = self._forget(block, "preempted" if preempted else "capacity")
+        if last and not self.below.demote(block, content, self.pool.cached.uses[block].expires, now):
+            reason = MissReason.PREEMPTED if preempted else MissReason.EVICTED_CAPACITY
             self.history.lost(content.digest, reason)
 
     def expire(self, now: int) -> None:
@@ -233,8 +231,8 @@ class PrefixCache:
         """Drop every digest. What was resident leaves no reason here: the event subscriber knows it was
         held by an earlier epoch."""
         for block in list(self.content):
-            self.pool.cached.eviction.evicted(block, None)
             self.pool.unmark(block)
+        self.pool.cached.eviction.cleared()
         self.below.clear()
         self.content, self._map, self._copies = {}, {}, {}
         self._children, self.being_computed = Tally(), Tally()
@@ -243,18 +241,15 @@ class PrefixCache:
 
     def inconsistencies(self) -> list[str]:
         """What does not agree between the map, its copies and the contents (invariant K4)."""
-        broken, named = [], [*self._map.values(), *chain.from_iterable(self._copies.values())]
+        named = [*self._map.values(), *chain.from_iterable(self._copies.values())]
+        held = {block: content.digest[: self._key_bytes] for block, content in self.content.items()}
+        wrong = [block for key, block in self._map.items() if held.get(block) != key]
+        broken = [f"block {block} does not hold what the map says" for block in wrong]
         if sorted(named) != sorted(self.content):
             broken.append(f"{len(named)} blocks are named, {len(self.content)} hold content")
-        for key, block in self._map.items():
-            content = self.content.get(block)
-            if content is None or content.digest[: self._key_bytes] != key:
-                broken.append(f"block {block} does not hold what the map says")
         if sum(self._children.counts.values()) != len(self._map):
             broken.append("the count of children does not match the map")
         return broken
-
-    # -- inside -------------------------------------------------------------------------------
 
     def _find(self, digest: bytes, parent: bytes, data: bytes, index: int) -> int | None:
         block = self._map.get(digest[: self._key_bytes])

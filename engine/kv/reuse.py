@@ -50,12 +50,15 @@ class Ages:
         self._waiting: list[OrderedDict[Spell, None]] = [OrderedDict() for _ in EDGES]
         """Spells under way by bin, in order of their beginning."""
         self._halvings = 0
+        self._climb_at = 0
+        """Before then no spell reaches its next bin."""
 
     def begin(self, began: int) -> Spell:
         spell = Spell(self, began)
         self._halve(began)
         self._reached[0] += self._weight(spell, 0)
         self._waiting[0][spell] = None
+        self._climb_at = min(self._climb_at, began + EDGES[1])
         return spell
 
     def end(self, spell: Spell, now: int, horizon: int | None) -> None:
@@ -79,6 +82,8 @@ class Ages:
         return (self._hit[bin] + 1) / (self._reached[bin] + 2)
 
     def _climb(self, now: int) -> None:
+        if now < self._climb_at:
+            return
         left = CLIMBS
         for bin, waiting in enumerate(self._waiting[:-1]):
             while waiting and left and self._due(spell := next(iter(waiting)), now):
@@ -86,6 +91,8 @@ class Ages:
                 self._count(spell)
                 self._waiting[bin + 1][spell] = None
                 left -= 1
+        firsts = (next(iter(waiting)) for waiting in self._waiting[:-1] if waiting)
+        self._climb_at = min((spell.began + EDGES[spell.bin + 1] for spell in firsts), default=now + _NS)
 
     @staticmethod
     def _due(spell: Spell, now: int) -> bool:
@@ -156,6 +163,12 @@ class Reuse(Eviction):
 
     def forgotten(self, digest: bytes) -> None:
         self._end(self._evicted.pop(digest, None))
+
+    def cleared(self) -> None:
+        for spell in (*self._idle.values(), *self._evicted.values()):
+            self._end(spell)
+        self._idle.clear()
+        self._evicted.clear()
 
     @staticmethod
     def _end(spell: Spell | None) -> None:

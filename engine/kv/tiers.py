@@ -24,6 +24,7 @@ from engine.kv.blocks import Content
 from engine.kv.events import EventLog
 from engine.kv.expiries import Expiries
 from engine.kv.miss_history import MissHistory
+from engine.kv.moves import Moves
 from engine.kv.places import Copy, Entry, Sizes
 from engine.request import MissReason
 from engine.runner.base import Move, Transfer
@@ -57,8 +58,7 @@ class Tiers:
         self.free_slots = list(range(sizes.host, 0, -1))
         self._meter, self._events, self._history = meter, events, history
         self._resident, self._recopied = resident, recopied
-        self._moves: list[Transfer] = []
-        self._down = 0
+        self.moves = Moves(sizes.per_step // 2)
         self._spills_from = 0
         self.expiries = Expiries(self._expires)
 
@@ -95,12 +95,12 @@ class Tiers:
         if it is lost."""
         entry = self.entries.get(content.digest)
         if entry is None:
-            slot = self._free_slot(now) if self._down < self.sizes.per_step // 2 else 0
+            slot = self._free_slot(now)
             if not slot:
                 return False
             entry = self.entries[content.digest] = Entry(content, Copy.COMING, slot)
             self.host[slot] = entry
-            self._move(Move.SAVE, block, slot)
+            self.moves.down(Transfer(Move.SAVE, block, slot))
         self._used(entry)
         entry.expires = expires
         if expires is not None:
@@ -123,13 +123,13 @@ class Tiers:
         if victim.disk is Copy.NONE and digest not in self.disk and self._room_on_disk(now):
             victim.disk = Copy.COMING
             self.disk[digest] = victim
-            self._move(Move.SPILL, victim.slot, content=victim.content)
+            self.moves.down(Transfer(Move.SPILL, victim.slot, key=digest, root=victim.content.root))
         slot = self._leave_host(victim, "capacity")
         self._settle(victim, MissReason.EVICTED_CAPACITY)
         return slot
 
     def _room_on_disk(self, now: int) -> bool:
-        if not self.sizes.disk or now < self._spills_from or self._down >= self.sizes.per_step // 2:
+        if not self.sizes.disk or now < self._spills_from:
             return False
         if len(self.disk) < self.sizes.disk:
             return True
@@ -156,28 +156,18 @@ class Tiers:
         into. ``entry`` is pinned."""
         if entry.slot:
             return entry.slot
+        before = self.moves.decided
         slot = self._free_slot(now)
+        if self.moves.decided > before:
+            self.moves.hurry()  # what was in the slot has to leave it first
         if slot:
             entry.host, entry.slot = Copy.COMING, slot
             self.host[slot] = entry
-            self._move(Move.FETCH, target=slot, content=entry.content)
+            content = entry.content
+            self.moves.up(Transfer(Move.FETCH, target=slot, key=content.digest, root=content.root))
         return slot
 
     # -- moves --------------------------------------------------------------------------------
-
-    def decide(self, move: Transfer) -> None:
-        """A move up, or into a swap slot: not this class's to remember."""
-        self._moves.append(move)
-
-    @property
-    def moving(self) -> bool:
-        """Moves are decided that no step has taken yet."""
-        return bool(self._moves)
-
-    def take_moves(self) -> tuple[Transfer, ...]:
-        """All moves decided since the last call, for the next step."""
-        moves, self._moves, self._down = tuple(self._moves), [], 0
-        return moves
 
     def landed(self, move: Transfer, whole: bool, now: int) -> None:
         """A move of the cache's own (not of a swap slot, not up) has happened, or failed."""
@@ -209,11 +199,6 @@ class Tiers:
             parent = None if content.parent == content.root else content.parent
             self._events.stored(content.digest, parent, tier)
             self._recopied(content.digest)
-
-    def _move(self, move: Move, source: int = 0, target: int = 0, content: Content | None = None) -> None:
-        self._down += move in (Move.SAVE, Move.SPILL)
-        digest, root = (content.digest, content.root) if content is not None else (b"", b"")
-        self._moves.append(Transfer(move, source, target, digest, root))
 
     # -- out ----------------------------------------------------------------------------------
 
@@ -256,7 +241,7 @@ class Tiers:
         copy, digest = entry.disk, entry.content.digest
         entry.disk = Copy.NONE
         del self.disk[digest]
-        self._moves.append(Transfer(Move.DROP, key=digest))
+        self.moves.down(Transfer(Move.DROP, key=digest))
         self._left(entry, copy, cause, "disk")
 
     def _left(self, entry: Entry, copy: Copy, cause: str, tier: str) -> None:

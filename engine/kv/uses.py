@@ -36,6 +36,11 @@ class Uses:
     """Position of its first token."""
     released: int = 0
 
+    @property
+    def expires(self) -> int | None:
+        """When its life ends if nobody uses it again."""
+        return None if self.life is None else self.released + self.life
+
     def add(self, use: Use) -> None:
         """One more user has given it back."""
         if use.life is not None:
@@ -77,3 +82,6 @@ class Eviction:
 
     def forgotten(self, digest: bytes) -> None:
         """Nobody remembers that this content was evicted."""
+
+    def cleared(self) -> None:
+        """No block has any content, and nobody remembers any."""

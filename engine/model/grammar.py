@@ -26,8 +26,8 @@ COMPILED = 64
 """Schemas kept compiled, the last used ones."""
 STATES = 2048
 """Choices whose matcher is kept, the last used ones; any other is made anew from its tokens."""
-_OPTIONS: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,16}", "lenient": False}
-"""Bounded white space: a model that likes blanks must not print them for ever."""
+_OPTIONS: Any = {"whitespace_pattern": r"\x20|\x0A[\x20\x09]{0,16}", "lenient": False}
+"""A blank, or a line end and indentation: a model that likes white space must not print it for ever."""
 
 Mask = npt.NDArray[np.bool_]
 
@@ -51,9 +51,10 @@ class Schemas:
 
     def check(self, schema: str) -> None:
         """Raises SchemaError for a schema that is too large, no schema, not supported, or that nothing
-        can meet."""
-        with self._lock:
-            self._compile(schema)
+        can meet. At once if it is known; no other thread's compiling is waited for then."""
+        if not self.knows(schema):
+            with self._lock:
+                self._compile(schema)
 
     def matcher(self, schema: str) -> Any:
         """A new LLMatcher at the beginning. Raises SchemaError."""
@@ -113,7 +114,7 @@ class Matchers:
         if not matcher.consume_tokens(output[len(known) :].tolist()):
             raise DeadEnd(f"the output left the schema: {_reason(matcher.get_error())}")
         mask = self._schemas.mask(matcher)
-        self._states[id, choice, schema] = matcher, output
+        self._states[id, choice, schema] = matcher, output[:]
         if len(self._states) > STATES:
             self._states.popitem(last=False)
         return mask
@@ -149,9 +150,8 @@ class _Pieces:
 def _backend(tokenizer: Tokenizer) -> Any:
     """llguidance's own view of a tokenizer. Raises SchemaError where there can be none."""
     if tokenizer.vocabulary > MAX_VOCABULARY:
-        raise SchemaError(
-            f"this model has a vocabulary of {tokenizer.vocabulary} tokens, schemas need at most {MAX_VOCABULARY}"
-        )
+        size = f"a vocabulary of {tokenizer.vocabulary} tokens"
+        raise SchemaError(f"this model has {size}, schemas take {MAX_VOCABULARY} at most")
     if not tokenizer.eos_ids:
         raise SchemaError("this model has no end-of-sequence token to end an output with")
     try:

@@ -22,10 +22,7 @@ import torch
 from engine.model.decoder_config import DecoderConfig, ModelError
 from engine.model.linear import linear
 from engine.model.peft_folder import PRODUCTS, Module, PeftAdapter, read_adapter
-from engine.model.tensor_file import StoredTensor
-from engine.model.weights import expected_shapes
-
-_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+from engine.model.weights import as_tensor, expected_shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +49,6 @@ class Lora:
                 if not mine.keys().isdisjoint(targets):
                     delta = _delta([(mine.get(target), heights[target]) for target in targets], dtype)
                     self._deltas[layer, product] = delta
-
-    @property
-    def nbytes(self) -> int:
-        return sum(delta.a.nbytes + delta.b.nbytes for delta in self._deltas.values())
 
     def add(self, layer: int, product: str, x: torch.Tensor, y: torch.Tensor) -> None:
         """Add what the adapter makes of ``x`` [rows, in] to ``y`` [rows, out], in place."""
@@ -100,13 +93,7 @@ def _delta(parts: list[tuple[Module | None, int]], dtype: torch.dtype) -> _Delta
     for module, height in parts:
         if module is not None:
             here = b[row : row + height, column : column + module.rank]
-            torch.mul(_tensor(module.b), module.scaling, out=here)
+            torch.mul(as_tensor(module.b).float(), module.scaling, out=here)
             column += module.rank
         row += height
-    return _Delta(torch.cat([_tensor(module.a) for module in modules]).to(dtype), b.to(dtype))
-
-
-def _tensor(stored: StoredTensor) -> torch.Tensor:
-    """In fp32, as a copy."""
-    flat = torch.frombuffer(stored.data, dtype=_DTYPES[stored.dtype])
-    return flat.float().view(stored.shape)
+    return _Delta(torch.cat([as_tensor(module.a).float() for module in modules]).to(dtype), b.to(dtype))

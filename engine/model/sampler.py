@@ -47,10 +47,9 @@ class Sampler:
 
     def draw(self, logits: torch.Tensor, rows: Sequence[Row]) -> list[Drawn]:
         """``logits`` ``[rows, vocabulary]`` in fp32, all finite, are those behind each row's last token."""
-        likeliest: list[int] = logits.argmax(dim=-1).tolist()
         return [
-            Drawn((token,) * (1 + row.forks)) if _is_plain(row) else self._draw(logits[index], row)
-            for index, (row, token) in enumerate(zip(rows, likeliest, strict=True))
+            Drawn((token,) * (1 + row.forks)) if _is_plain(row) else self._draw(logits[index].cpu(), row)
+            for index, (row, token) in enumerate(zip(rows, _likeliest(logits), strict=True))
         ]
 
     def _draw(self, logits: torch.Tensor, row: Row) -> Drawn:
@@ -60,11 +59,13 @@ class Sampler:
         except DeadEnd as end:
             return Drawn(error=str(end))
         if how.temperature < GREEDY_BELOW:
-            tokens = (int(scores.argmax()),) * (1 + row.forks)
+            tokens = tuple(_likeliest(scores[None])) * (1 + row.forks)
         else:
-            cumulative = _weights(scores, how).cumsum(dim=-1)
+            ids, weights = _candidates(scores, how)
+            cumulative = weights.cumsum(dim=-1)
             choices = (row.choice, *range(1, row.forks + 1))
-            tokens = tuple(_at(cumulative, uniform(how.seed, row.draw, choice)) for choice in choices)
+            places = [_at(cumulative, uniform(how.seed, row.draw, choice)) for choice in choices]
+            tokens = tuple(places if ids is None else ids[places].tolist())
         top = how.logprobs
         return Drawn(tokens, () if top is None else _logprobs(scores, tokens, top))
 
@@ -83,6 +84,14 @@ class Sampler:
             later = without(open_, self._eos_ids.union(how.stop_ids))
             open_ = later if later.max() > -torch.inf else open_
         return open_
+
+
+def _likeliest(logits: torch.Tensor) -> list[int]:
+    """Of each row the first of the largest. On a CPU by numpy, whose search is vectorised: 0.4 ms for 64 rows
+    of 49,152, where torch takes 12."""
+    if logits.device.type == "cpu":
+        return list(map(int, logits.contiguous().numpy().argmax(axis=-1)))
+    return list(map(int, logits.argmax(dim=-1).tolist()))
 
 
 def uniform(seed: int, index: int, choice: int = 0) -> float:
@@ -105,29 +114,34 @@ def _is_plain(row: Row) -> bool:
     )
 
 
-def _weights(scores: torch.Tensor, how: Sampling) -> torch.Tensor:
-    """What each token is drawn in proportion to, ``[vocabulary]`` in fp64; 0 for those that are cut off."""
-    weights = torch.softmax(scores.double() / how.temperature, dim=-1)
+def _candidates(scores: torch.Tensor, how: Sampling) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """Ids, ascending, that may be drawn (None: all), and what they are drawn in proportion to, in fp64.
+
+    min_p and top_k both keep the first of one ranking, so their order is free: top_k goes first, since what
+    follows then looks at k tokens instead of all.
+    """
+    ids = _top_k(scores, how.top_k) if 0 < how.top_k < len(scores) else None
+    open_ = scores if ids is None else scores[ids]
+    weights = torch.softmax(open_.double() / how.temperature, dim=-1)
     if how.min_p > 0:
-        weights = weights.where(weights >= how.min_p * weights.max(), 0.0)
-    if 0 < how.top_k < len(weights):
-        weights = _top_k(weights, how.top_k)
+        kept = (weights >= how.min_p * weights.max()).nonzero().squeeze(-1)
+        ids, weights = kept if ids is None else ids[kept], weights[kept]
     if how.top_p < 1:
-        weights = _top_p(weights, how.top_p)
-    return weights
+        kept = _top_p(weights, how.top_p)
+        ids, weights = kept if ids is None else ids[kept], weights[kept]
+    return ids, weights
 
 
-def _top_k(weights: torch.Tensor, k: int) -> torch.Tensor:
-    """The ``k`` largest; of equal ones those of lower ids."""
-    least = weights.topk(k).values[-1]
-    larger = weights > least
-    equal = (weights == least).nonzero().squeeze(-1)
-    larger[equal[: k - int(larger.sum())]] = True
-    return weights.where(larger, 0.0)
+def _top_k(scores: torch.Tensor, k: int) -> torch.Tensor:
+    """Where the ``k`` largest are, ascending; of equal ones those of lower ids."""
+    least = scores.topk(k).values[-1]
+    larger = (scores > least).nonzero().squeeze(-1)
+    equal = (scores == least).nonzero().squeeze(-1)
+    return torch.cat([larger, equal[: k - len(larger)]]).sort().values
 
 
 def _top_p(weights: torch.Tensor, p: float) -> torch.Tensor:
-    """The fewest, largest first, that together have at least the share ``p``; one at least.
+    """Where the fewest are, ascending, that have the share ``p`` together, the largest first; one at least.
 
     All that weigh less than (1 - p) / V have less than 1 - p together, so that none of them is among
     these, and only the others need sorting.
@@ -137,9 +151,7 @@ def _top_p(weights: torch.Tensor, p: float) -> torch.Tensor:
     candidates = (weights >= least).nonzero().squeeze(-1)
     largest, order = weights[candidates].sort(descending=True, stable=True)
     count = int(torch.searchsorted(largest.cumsum(dim=-1), p * total)) + 1
-    kept = torch.zeros_like(weights)
-    kept[candidates[order[:count]]] = largest[:count]
-    return kept
+    return candidates[order[:count]].sort().values
 
 
 def _at(cumulative: torch.Tensor, u: float) -> int:

@@ -20,6 +20,8 @@ from typing import Any, Protocol
 WIDTHS = {"F32": 4, "F16": 2, "BF16": 2}
 """Bytes of a value in the types that weights come in."""
 _LENGTH = 8
+_MOST_HEADER = 100_000_000
+"""Bytes, as the library itself has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ def read_header(path: Path) -> dict[str, Entry]:
         raise ValueError(f"{path}: missing") from None
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH), "little")
-        if size < _LENGTH or length > size - _LENGTH:
+        if size < _LENGTH or length > min(size - _LENGTH, _MOST_HEADER):
             raise ValueError(
                 f"{path}: not a safetensors file, or a torn one: {size} bytes cannot hold its header"
             )

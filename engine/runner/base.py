@@ -94,33 +94,41 @@ class StepPlan:
     transfers: tuple[Transfer, ...] = ()
     adapters: tuple[AdapterChange, ...] = ()
     tokens: int = field(init=False)
+    decoding: tuple[bool, ...] = field(init=False)
+    """Which rows decode."""
     decodes: int = field(init=False)
-    """Rows that decode, of one token each."""
+    """How many do, with a token each."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tokens", sum(len(row.tokens) for row in self.rows))
-        object.__setattr__(self, "decodes", sum(row.is_decode for row in self.rows))
+        decoding = tuple([row.is_decode for row in self.rows])
+        object.__setattr__(self, "tokens", sum([len(row.tokens) for row in self.rows]))
+        object.__setattr__(self, "decoding", decoding)
+        object.__setattr__(self, "decodes", sum(decoding))
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """``tokens[i]`` is what row i drew, None where it only prefilled. ``failed`` names rows by index
     whose result is unusable (NaN). ``duration`` in seconds is what a simulated step takes; None when
-    the time has really passed. ``errors`` says why a row failed where it is not that.
+    the time has really passed. ``errors`` says why a row failed where it is not that; ``own_fault`` are those
+    rows whose request itself is the cause (a schema that nothing can continue).
 
     ``forked[i]`` are the tokens that row i drew for its other choices; ``logprobs[i]`` one for each token
     that row i drew, its own first, then those of ``forked``. ``lost`` are the indexes of transfers that
-    did not happen (a torn or vanished file, a full disk): their targets hold nothing. ``unloaded`` says why
-    an adapter of ``StepPlan.adapters`` is not resident after all; a row that needs one that is not has
-    failed, with the reason in ``errors``: never is it computed with another one's weights."""
+    did not happen (a torn or vanished file, a full disk): their targets hold nothing; ``moving`` the seconds
+    that transfers took. ``unloaded`` says why an adapter of ``StepPlan.adapters`` is not resident after all;
+    a row that needs one that is not has failed, with the reason in ``errors``: never is it computed with
+    another one's weights."""
 
     tokens: tuple[int | None, ...]
     duration: float | None = None
     failed: tuple[int, ...] = ()
     errors: Mapping[int, str] = field(default_factory=dict)
+    own_fault: tuple[int, ...] = ()
     forked: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     logprobs: Mapping[int, tuple[Logprob, ...]] = field(default_factory=dict)
     lost: tuple[int, ...] = ()
+    moving: float = 0.0
     unloaded: Mapping[str, str] = field(default_factory=dict)
 
 

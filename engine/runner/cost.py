@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from engine.config import CostModel, TiersConfig
-from engine.runner.base import StepPlan
+from engine.runner.base import Move, StepPlan, Transfer
 
 
 def step_terms(cost: CostModel, plan: StepPlan) -> tuple[float, float, float]:
@@ -27,13 +29,24 @@ def prefill_seconds(cost: CostModel, start: int, tokens: int) -> float:
 
 
 def moving_seconds(tiers: TiersConfig, block_bytes: int, host: int, disk: int = 0) -> float:
-    """Seconds in which ``host`` blocks move between device and host and ``disk`` ones between host and disk."""
+    """Seconds to move ``host`` blocks between device and host and ``disk`` ones between host and disk."""
     seconds = 0.0
     if host:
         seconds += tiers.host_latency + host * block_bytes / tiers.host_bandwidth
     if disk and tiers.disk is not None:
         seconds += tiers.disk.latency + disk * block_bytes / tiers.disk.bandwidth
     return seconds
+
+
+def step_moving(
+    tiers: TiersConfig, block_bytes: int, transfers: tuple[Transfer, ...]
+) -> tuple[float, float]:
+    """Seconds of a step in which blocks move (between device and host, between host and disk), one way after
+    the other."""
+    moves = Counter(transfer.move for transfer in transfers)
+    host = [moving_seconds(tiers, block_bytes, moves[move]) for move in (Move.LOAD, Move.SAVE)]
+    disk = [moving_seconds(tiers, block_bytes, 0, moves[move]) for move in (Move.FETCH, Move.SPILL)]
+    return sum(host), sum(disk)
 
 
 def prefill_share(cost: CostModel, plan: StepPlan, prefill: int, decode: int) -> float:

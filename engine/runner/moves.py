@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
+import torch
+
 from engine.kv.disk import DiskStore
 from engine.model.host_memory import HostMemory
 from engine.model.kv_memory import KvMemory
@@ -16,9 +20,14 @@ class Mover:
         self._host = host
         self._disk = disk
 
-    def carry_out(self, transfers: tuple[Transfer, ...]) -> tuple[int, ...]:
-        """All in order; returns the indexes of those that did not happen."""
-        return tuple(index for index, transfer in enumerate(transfers) if not self._move(transfer))
+    def carry_out(self, transfers: tuple[Transfer, ...]) -> tuple[tuple[int, ...], float]:
+        """All in order; returns the indexes of those that did not happen, and the seconds that it took."""
+        if not transfers:
+            return (), 0.0
+        began = time.perf_counter()
+        with torch.inference_mode():
+            lost = tuple(index for index, transfer in enumerate(transfers) if not self._move(transfer))
+        return lost, time.perf_counter() - began
 
     def _move(self, transfer: Transfer) -> bool:
         match transfer.move:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
 from collections.abc import Callable
 from hashlib import blake2b
 
@@ -21,7 +20,7 @@ from engine.config import CostModel, TiersConfig
 from engine.request import Logprob, Tokens
 from engine.runner.adapters import Residents
 from engine.runner.base import Move, Row, StepPlan, StepResult, Transfer
-from engine.runner.cost import moving_seconds, step_terms
+from engine.runner.cost import step_moving, step_terms
 
 Hashes = npt.NDArray[np.uint64]
 Blocks = npt.NDArray[np.int64]
@@ -99,7 +98,7 @@ class SimulatedRunner:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Read, write and draw; raises Poisoned. Takes no time: ``duration`` says what it should take."""
-        lost = self._move(plan)
+        lost, moving = self._move(plan), self._moving(plan)
         unloaded = self._adapters.change(plan.adapters)
         lacking = self._adapters.lacking(plan.rows, unloaded)
         past = [self._read(row, plan.step) for row in plan.rows]
@@ -111,8 +110,9 @@ class SimulatedRunner:
         asked = [(index, row.sampling.logprobs) for index, row in enumerate(plan.rows)]
         return StepResult(
             tuple(tokens[0] if tokens else None for tokens in drawn),
-            self._duration(plan),
+            self._duration(plan) + moving,
             lost=lost,
+            moving=moving,
             failed=tuple(lacking),
             errors=lacking,
             unloaded=unloaded,
@@ -244,22 +244,19 @@ class SimulatedRunner:
         following = ((first + away) % self.drawn for away in range(self.drawn))
         return next((token for token in following if token not in ends), first)
 
+    def _moving(self, plan: StepPlan) -> float:
+        if not plan.transfers:
+            return 0.0
+        return sum(step_moving(self.tiers, self.block_size * self.kv_bytes_per_token, plan.transfers))
+
     def _duration(self, plan: StepPlan) -> float:
+        """Seconds of everything but its transfers."""
         seconds = sum(step_terms(self.cost, plan)) if plan.rows or plan.adapters else 0.0
-        if plan.transfers:
-            seconds += self._moving(plan)
         sigma = self.cost.sigma
         if sigma:
             z = random.Random(f"{self.seed}/{self.worker}/{plan.step}").gauss(0.0, 1.0)
             seconds *= math.exp(sigma * z - sigma * sigma / 2)
         return seconds
-
-    def _moving(self, plan: StepPlan) -> float:
-        """Seconds of its transfers, one way after the other."""
-        moves = Counter(transfer.move for transfer in plan.transfers)
-        size = self.block_size * self.kv_bytes_per_token
-        up = moving_seconds(self.tiers, size, moves[Move.LOAD], moves[Move.FETCH])
-        return up + moving_seconds(self.tiers, size, moves[Move.SAVE], moves[Move.SPILL])
 
 
 def _hashes(tokens: Tokens[int], start: int, before: int) -> Hashes:

@@ -71,11 +71,10 @@ class Accounts:
             return
         sequence.counted = True
         truth, inc = sequence.truth, self.meter.inc
-        hits = {"device": truth.hit_device, "host": truth.hit_host, "disk": truth.hit_disk}
         if asked:
             inc("headrace_engine_prefix_query_tokens_total", sequence.prompt)
-            inc("headrace_engine_prefix_hit_tokens_total", sum(hits.values()))
-        for source, tokens in (*hits.items(), ("computed", sequence.prompt - sum(hits.values()))):
+            inc("headrace_engine_prefix_hit_tokens_total", truth.hit)
+        for source, tokens in (*truth.hits.items(), ("computed", sequence.prompt - truth.hit)):
             inc("headrace_engine_prompt_tokens_total", tokens, source=source)
         for miss in truth.misses:
             inc("headrace_engine_miss_tokens_total", miss.tokens, reason=miss.reason)
@@ -94,8 +93,8 @@ class Accounts:
         self.meter.observe("headrace_engine_step_tokens", plan.tokens)
         self.meter.observe("headrace_engine_batch_rows", len(plan.rows))
 
-    def computed(self, sequence: Sequence, row: Row, step: int, rows: int, tokens: int) -> None:
-        """A row of committed step ``step``, which had so many rows and tokens: its K/V is there now."""
+    def computed(self, sequence: Sequence, row: Row, decodes: bool, plan: StepPlan) -> None:
+        """A row of a committed step: its K/V is there now."""
         truth, job = sequence.truth, sequence.job
         start, most = row.start, sequence.most_computed
         sequence.computed = end = start + len(row.tokens)
@@ -107,12 +106,12 @@ class Accounts:
             again = min(end, most) - start
             truth.recomputed += again
             self.meter.inc("headrace_engine_recomputed_tokens_total", again)
-        if job.last_step == step:
+        if job.last_step == plan.step:
             return
-        job.last_step = step
-        job.rows += rows
-        job.step_tokens += tokens
-        if row.is_decode:
+        job.last_step = plan.step
+        job.rows += len(plan.rows)
+        job.step_tokens += plan.tokens
+        if decodes:
             truth.steps_decode += 1
         else:
             truth.steps_prefill += 1

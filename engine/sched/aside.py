@@ -47,6 +47,10 @@ class Loading:
     """It comes back from a swap; else it is a restore of cached blocks."""
     flying: int = 0
     """Moves in the step that is being executed."""
+    steps: int = 0
+    """Steps that have loaded blocks for it."""
+    held: bool = False
+    """A breakpoint has stopped it: nobody loses patience with it any more."""
     lost: int | None = None
     """The first block that could not be loaded."""
 
@@ -54,6 +58,11 @@ class Loading:
     def settled(self) -> bool:
         """Everything is there, or something never will be."""
         return not self.flying and (not self.todo or self.lost is not None)
+
+    @property
+    def may_fail(self) -> bool:
+        """It is given up if it takes too long: a restore that waits for steps, and at no breakpoint."""
+        return bool(self.todo) and not self.held and not self.swapped
 
     def failed(self, index: int) -> None:
         self.lost = index if self.lost is None else min(self.lost, index)

@@ -59,10 +59,11 @@ def reserve(
 ) -> Reservation:
     """The reservation of a head that needs ``need`` blocks of which ``free`` are there.
 
-    ``growth`` = blocks that each of those who still run takes per step from ``step`` on; ``shared`` =
-    blocks that several of the stays count as theirs: none of them is taken for spare. ``headroom`` is kept
-    free while anybody runs: the head may have it after the last end, nobody beside it may. If even the
-    last end does not free enough, what the head waits for is no end, and nobody delays it: t* is infinite.
+    ``growth`` = blocks that each of those who still run takes per step from ``step`` on. ``shared`` blocks
+    are counted on more than once, by several of the stays or by one and the head: none of them is taken
+    for spare. ``headroom`` is kept free while anybody runs: the head may have it after the last end, nobody
+    beside it may. If even the last end does not free enough, what the head waits for is no end, and nobody
+    delays it: t* is infinite.
     """
     ends = sorted(stays)
     for index, stay in enumerate(ends):

@@ -64,10 +64,11 @@ class Capacity:
         return len(sequence.tokens) // sequence.block_size
 
     def would_fit(self, sequence: Sequence, running: Running, leaving: Running) -> bool:
-        """Whether it would fit if those ``leaving`` left the running and fenced blocks were free. Blocks that
-        it has in common with anybody, or they with each other, are not counted on: it may fit all the same."""
-        held = sum(len(each.table) for each in running)
-        books = self._books([each for each in running if each not in leaving])
+        """Whether it would fit if those ``leaving`` left the running and fenced blocks were free. Blocks
+        that it has in common with anybody, or they with each other, are not counted on: it may fit all the
+        same."""
+        held, gone = sum(len(each.table) for each in running), set(leaving)
+        books = self._books([each for each in running if each not in gone])
         freed = sum(len(each.table) for each in leaving) - max(0, held - books.referenced)
         books = replace(
             books,
@@ -88,7 +89,7 @@ class Capacity:
 
     def _reserve(self, head: Sequence, running: Running, step: int) -> Reservation:
         memory, books = self.memory, self._books(running)
-        need = self.stay(head, step).blocks - self._shared(memory.match(head))
+        hit = self._shared(memory.match(head))
         stays = self.stays(running, step)
         if self._sure:
             free, growth = books.free - books.promised, 0.0
@@ -98,10 +99,10 @@ class Capacity:
         return reserve(
             stays,
             free,
-            need,
+            self.stay(head, step).blocks - hit,
             step=step,
             growth=growth,
-            shared=max(0, sum(len(each.table) for each in running) - books.referenced),
+            shared=hit + max(0, sum(len(each.table) for each in running) - books.referenced),
             headroom=headroom(memory.config.admission, memory.pool.size, len(running)),
         )
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
-from engine.config import EngineConfig, FootprintOf, Preemption, conflicts
+from engine.config import EngineConfig, FootprintOf, Preemption
+from engine.config_bounds import conflicts
 from engine.kv.eviction import EVICTIONS
 from engine.sched.admission import ADMISSIONS
 

@@ -34,26 +34,27 @@ class Delivery:
 
     def computed(self, plan: StepPlan, sequences: tuple[Sequence, ...], result: StepResult, now: int) -> None:
         """The K/V of every row is there: count it, publish what became full (E16), end who failed."""
-        step, rows, tokens = plan.step, len(plan.rows), plan.tokens
-        for index, (sequence, row) in enumerate(zip(sequences, plan.rows, strict=True)):
+        rows = zip(sequences, plan.rows, plan.decoding, strict=True)
+        for index, (sequence, row, decodes) in enumerate(rows):
             if sequence.state is not _RUNNING:
                 continue
             if index in result.failed:
                 error = result.errors.get(index, NO_NUMBER)
-                self._roster.finish(sequence.job, Finish.ERROR, now, error)
+                own_fault = index in result.own_fault
+                self._roster.finish(sequence.job, Finish.ERROR, now, error, own_fault)
                 continue
-            self._accounts.computed(sequence, row, step, rows, tokens)
+            self._accounts.computed(sequence, row, decodes, plan)
             self._memory.publish(sequence, now)
 
     def drawn(self, plan: StepPlan, sequences: tuple[Sequence, ...], result: StepResult, now: int) -> None:
         """Append what was drawn and tell it. Nothing is left of what was drawn for those that have ended."""
-        rows = zip(sequences, plan.rows, result.tokens, strict=True)
-        for index, (sequence, row, token) in enumerate(rows):
+        rows = zip(sequences, plan.rows, plan.decoding, result.tokens, strict=True)
+        for index, (sequence, row, decodes, token) in enumerate(rows):
             if index in result.failed:
                 continue
             if sequence.state is not _RUNNING:
                 self._accounts.late(0 if token is None else 1 + row.forks)
-            elif token is not None and row.is_decode:
+            elif token is not None and decodes:
                 self._tell(sequence, token, result.logprobs.get(index, ()), now)
             else:
                 tokens = () if token is None else (token, *result.forked.get(index, ()))

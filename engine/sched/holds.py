@@ -11,6 +11,9 @@ LAPSES_AFTER_NS = 10_000_000_000
 """A request is held at most so long."""
 
 
+NUMBERED = ("prefill", "transfer", "decode")
+
+
 @dataclass(slots=True)
 class _Caught:
     job: Job
@@ -38,6 +41,8 @@ class Holds:
 
     def reached(self, sequence: Sequence, phase: str, now: int) -> bool:
         """Pause its request, all choices of it, if a hold waits for it here; True if it is paused now."""
+        if sequence.job.held is not None:
+            return True
         for hold in self._waiting.values():
             if hold.phase == phase and hold.request in (None, sequence.request.client_id):
                 del self._waiting[hold.hold_id]
@@ -77,8 +82,9 @@ class Holds:
 
 
 def check_phase(phase: str) -> None:
-    """Raise ValueError unless ``phase`` is ``admitted``, ``prefill:k`` or ``decode:n``."""
+    """Raise ValueError unless ``phase`` is ``admitted``, ``prefill:k``, ``transfer:k`` or ``decode:n``."""
     name, _, number = phase.partition(":")
-    if phase == "admitted" or (name in ("prefill", "decode") and number.isdigit() and int(number) > 0):
+    if phase == "admitted" or (name in NUMBERED and number.isdigit() and int(number) > 0):
         return
-    raise ValueError(f"hold phase {phase!r}: a worker holds at admitted, prefill:k or decode:n, k and n >= 1")
+    known = ", ".join(f"{name}:k" for name in NUMBERED)
+    raise ValueError(f"hold phase {phase!r}: a worker holds at admitted, {known}, with k from 1")

@@ -47,7 +47,8 @@ class Memory:
         if _eviction(config) != _eviction(self.config):
             follow = EVICTIONS[config.cache.eviction](config)
             self.pool.cached.follow(follow, config.cache.copied_first)
-        self.config = self.transfers.config = config
+        self.config = config
+        self.transfers.configure(config)
 
     # -- admission ----------------------------------------------------------------------------
 

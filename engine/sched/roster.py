@@ -108,27 +108,30 @@ class Roster:
         self._remove(sequence, now)
         self.outbox.append(m.TokensOut(request.id, request.attempt, (), sequence.choice, finish=reason))
 
-    def finish(self, job: Job, reason: Finish, now: int, error: str | None = None) -> None:
+    def finish(
+        self, job: Job, reason: Finish, now: int, error: str | None = None, own_fault: bool = False
+    ) -> None:
         """The one way out: exactly one Done per taken request (ENGINE E33). That of a cancelled or expired
         one comes when its blocks are free again, at the latest when the step in flight lands."""
-        fenced = self._in_flight is not None and job.blocks > 0
         self.holds.forget(job)
         self.accounts.ended(job, reason, now)
         for sequence in job.choices.copy():
             self._remove(sequence, now)
         del self.active[job.id]
         self.ended += 1
-        done = m.Done(job.id, job.request.attempt, reason, job.truth, error)
+        done = m.Done(job.id, job.request.attempt, reason, job.truth, error, own_fault)
         if reason not in (Finish.CANCELLED, Finish.EXPIRED):
             self.outbox.append(done)
             return
         job.truth.cancel_flagged = now
-        if fenced:
+        if job.fence == self._in_flight:
             self._leaving.append((done, self._landed))
         else:
             self._reclaimed(done, 0, now)
 
     def _remove(self, sequence: Sequence, now: int) -> None:
+        if self._in_flight is not None and sequence.blocks:
+            sequence.job.fence = self._in_flight
         self.scheduler.remove(sequence, now, self._in_flight)
         sequence.job.choices.remove(sequence)
 

@@ -54,13 +54,12 @@ class Scheduler(Batch):
         return planned.chunks
 
     def _ready(self) -> tuple[list[Sequence], list[Sequence]]:
-        """Decoders, least recently served first, and prefills in admission order; nobody who is paused."""
+        """Decoders and prefills in admission order; nobody who is paused."""
         ready = list(self.running.values())
         if self.holds.caught or self.memory.transfers.loading:
             ready = [s for s in ready if not s.paused]
         decoders = [s for s in ready if s.decoding]
         prefills = [] if len(decoders) == len(ready) else [s for s in ready if not s.decoding]
-        decoders.sort(key=attrgetter("served"))  # equals stay in order of admission, which is that of running
         return decoders, prefills
 
     def _decode_share(self, prefills: list[Sequence]) -> int:
@@ -76,13 +75,13 @@ class Scheduler(Batch):
         return max(1, limits.max_step_tokens - math.ceil(limits.min_prefill_share * limits.max_step_tokens))
 
     def _decode(self, decoders: list[Sequence], share: int, planned: Step, now: int) -> bool:
-        """A token each while the share lasts; what a victim returns is in it again. True if nobody who is
-        still here has gone without."""
+        """A token each while the share lasts, least recently served first; what a victim returns is in it
+        again. True if all of them got one."""
         if len(decoders) <= share and not planned.watched and self._extend(decoders, now):
             planned.give_each(decoders)
             return True
         kept = planned.budget - share
-        for sequence in decoders:
+        for sequence in sorted(decoders, key=attrgetter("served")):
             if planned.budget <= kept:
                 return False
             if self._may_run(sequence, 1, planned, now) and self.hold_blocks(sequence, 1, planned, now):
@@ -96,8 +95,8 @@ class Scheduler(Batch):
         full = [s for s in decoders if s.computed >= len(s.table) * size]
         if len(full) > self.memory.pool.free:
             return False
-        for sequence in full:
-            self.memory.grow(sequence, 1, now)
+        lacking = [self.memory.grow(sequence, 1, now) for sequence in full]
+        assert not any(lacking), "there were enough"
         return True
 
     def _prefill(self, prefills: list[Sequence], planned: Step, now: int) -> None:

@@ -49,6 +49,8 @@ class Job:
     """Blocks hit at the first admission."""
     blocks: int = 0
     """Blocks that its choices hold now, those in common counted once."""
+    fence: int = -1
+    """The last step that was in flight when a choice gave blocks back: it may still write them."""
     created: set[bytes] = field(default_factory=set)
     """Digests of the cached blocks that its ended choices have computed."""
     last_step: int = -1

@@ -64,7 +64,7 @@ class Steps:
         chunks = self._schedule(now)  # (2) to (5)
         here = (job.request.adapter for job in self.roster.active.values())
         adapters = self.scheduler.adapters.take_changes(here)
-        moves = self.memory.transfers.depart(now)
+        moves = self.memory.transfers.depart(chunks, now)
         self.outbox.gather()
         if not chunks and not adapters and not moves:
             return None
@@ -84,7 +84,9 @@ class Steps:
         """Apply a finished step: count, publish, append tokens, end who is done (ENGINE E20 (7), E16)."""
         flight = self._land(plan, result.lost, now)
         self._failures = 0
-        self.scheduler.adapters.applied(plan, result, (now - flight.started) / 1e9)
+        seconds = (now - flight.started) / 1e9
+        self.memory.transfers.prices.learn(plan, seconds, result.moving)
+        self.scheduler.adapters.applied(plan, result, seconds)
         self.outbox.gather()  # what could not be loaded is told before those who end by it
         for sequence in flight.copying:
             if sequence.state is State.RUNNING:
@@ -137,9 +139,18 @@ class Steps:
         self.memory.pool.applied(plan.step, now)
         self.scheduler.accounts.stepped(plan, flight.started, now)
         self.roster.landed(flight.sequences, now)
-        seconds = (now - flight.started) / 1e9
-        self.busy.stepped(plan, seconds)
-        self.memory.transfers.stepped(plan, seconds)
-        for sequence in self.memory.transfers.landed(plan, lost, now):
+        self.busy.stepped(plan, (now - flight.started) / 1e9)
+        aside = list(self.memory.transfers.loading.values())
+        settled = self.memory.transfers.landed(plan, lost, now)
+        if self.scheduler.holds.waiting:
+            self._stop_transfers(aside, now)
+        for sequence in settled:
             self.scheduler.loaded(sequence, now)
         return flight
+
+    def _stop_transfers(self, aside: list[Sequence], now: int) -> None:
+        """A breakpoint may stop who waits for blocks, after any step that loaded some (E48)."""
+        for sequence in aside:
+            loading = sequence.loading
+            if loading is not None and loading.steps:
+                loading.held = self.scheduler.holds.reached(sequence, f"transfer:{loading.steps}", now)

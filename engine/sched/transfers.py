@@ -8,30 +8,28 @@
     victim ──swap_out──> backlog, its K/V in host slots ──> loading ──> runs on where it was
 
 A restore is chosen when it is admitted anyway and only for blocks that load faster than they compute:
-``latency + k*bytes/bandwidth < recomputation`` by E40, corrected by how long steps really take. ``load``
+``latency + k*bytes/bandwidth < recomputation`` (engine.sched.prices). ``load``
 moves leave with the next steps, so many bytes in each; ``save`` moves of a victim leave all in the next one,
 since nobody gets its blocks before.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Iterator
+from collections import Counter, deque
+from collections.abc import Collection, Iterator, Mapping
 
 from engine.config import EngineConfig
 from engine.kv.blocks import blocks_for
 from engine.kv.places import Copy, Entry
 from engine.kv.prefix_cache import Match, PrefixCache
 from engine.runner.base import Move, StepPlan, Transfer
-from engine.runner.cost import moving_seconds, prefill_seconds, step_terms
 from engine.sched.aside import Loading, Source, Swapped, Tier
+from engine.sched.prices import Prices
 from engine.sched.sequence import Key, Sequence
 from engine.telemetry import Meter
 
 PATIENCE_NS = 1_000_000_000
 """A restore that takes longer is given up (E45)."""
-_SMOOTH = 0.1
-"""Weight of the latest step in ``pace``."""
 
 
 class Transfers:
@@ -45,14 +43,17 @@ class Transfers:
         self.sizes = cache.below.sizes
         self.next_step = 0
         """Number of the step that is being planned, which takes what is decided now."""
-        self.pace = 1.0
-        """How long steps take, in times of the cost model."""
+        self.prices = Prices(config, self.sizes.block_bytes)
         self.loading: dict[Key, Sequence] = {}
         self.free_slots = list(range(self.sizes.slots, self.sizes.host, -1))
         self._flying: dict[int, tuple[Loading, int]] = {}
         """By device block: what the step in flight loads there, and as which block of the table."""
         self._saving: dict[int, Swapped] = {}
         """By swap slot: whose K/V is on its way there."""
+
+    def configure(self, config: EngineConfig) -> None:
+        """Go by ``config`` from now on."""
+        self.config = self.prices.config = config
 
     # -- up -----------------------------------------------------------------------------------
 
@@ -65,11 +66,14 @@ class Transfers:
         if not self.below.entries or sequence.gave_up or not self.config.cache.enabled:
             return ()
         path: list[Source] = []
-        best = gain = 0.0
-        worth = 0
+        best, worth, size = 0.0, 0, sequence.block_size
+        tiers = Counter[Tier]()
         for source in self._behind(sequence, len(match.blocks)):
             path.append(source)
-            gain = self._recomputation(len(match.blocks), len(path)) - self._loading_time(path)
+            tiers[source.tier] += 1
+            # what comes from disk passes through the host
+            loading = self.prices.moving(tiers["host"] + tiers["disk"], tiers["disk"])
+            gain = self.prices.computing(len(match.blocks) * size, len(path) * size) - loading
             if gain >= best and gain > 0:
                 best, worth = gain, len(path)
         return tuple(path[:worth])
@@ -110,17 +114,6 @@ class Transfers:
                 return
             yield Source("host" if entry.host is Copy.THERE else "disk", entry=entry)
 
-    def _recomputation(self, first: int, blocks: int) -> float:
-        """Seconds to compute so many blocks behind ``first`` others."""
-        size = self.cache.block_size
-        return self.pace * prefill_seconds(self.config.cost, first * size, blocks * size)
-
-    def _loading_time(self, path: Collection[Source]) -> float:
-        """Seconds; what comes from disk passes through the host."""
-        disk = sum(source.tier == "disk" for source in path)
-        host = disk + sum(source.tier == "host" for source in path)
-        return moving_seconds(self.config.cache.tiers, self.sizes.block_bytes, host, disk)
-
     # -- out ----------------------------------------------------------------------------------
 
     def swap_out(self, victim: Sequence) -> int | None:
@@ -131,9 +124,8 @@ class Transfers:
             return None
         copies = [self._copy_below(victim, i) for i in range(blocks_for(victim.computed, victim.block_size))]
         saves = copies.count(None)
-        whole = self.pace * prefill_seconds(self.config.cost, 0, victim.computed)
-        moving = moving_seconds(self.config.cache.tiers, self.sizes.block_bytes, saves)
-        if saves > len(self.free_slots) or 2 * moving >= whole:
+        moving, computing = self.prices.moving(saves), self.prices.computing(0, victim.computed)
+        if saves > len(self.free_slots) or 2 * moving >= computing:
             return None
         sources = []
         for block, entry in zip(victim.table, copies, strict=False):
@@ -142,10 +134,11 @@ class Transfers:
                 sources.append(Source("host", entry=entry))
             else:
                 slot = self.free_slots.pop()
-                self.below.decide(Transfer(Move.SAVE, block, slot))
+                self.below.moves.down(Transfer(Move.SAVE, block, slot))
                 sources.append(Source("host", slot=slot))
         victim.swapped = Swapped(victim.computed, tuple(sources), saves)
         self._saving.update((source.slot, victim.swapped) for source in sources if source.slot)
+        self.below.moves.hurry()
         self.meter.inc("headrace_engine_swapped_blocks_total", saves, direction="out")
         return self.next_step if saves else None
 
@@ -177,12 +170,14 @@ class Transfers:
 
     # -- steps --------------------------------------------------------------------------------
 
-    def depart(self, now: int) -> tuple[Transfer, ...]:
-        """The moves of the step that is about to be executed."""
+    def depart(self, chunks: Mapping[Sequence, int], now: int) -> tuple[Transfer, ...]:
+        """The moves of the step that is about to be executed, which computes so many tokens of each."""
         left = max(1, self.sizes.per_step // 2)
         for sequence in self.loading.values():
-            left = self._depart(sequence, left, now)
-        return self.below.take_moves()
+            if sequence.held is None:
+                left = self._depart(sequence, left, now)
+        moves = self.below.moves
+        return moves.take(_written(chunks) if moves.saves else ()) if moves else ()
 
     def _depart(self, sequence: Sequence, left: int, now: int) -> int:
         """Decide as many of its loads as ``left`` allows; returns what is left then."""
@@ -195,7 +190,7 @@ class Transfers:
                 break  # every host slot is in use: perhaps not in the next step
             del loading.todo[0]
             block = sequence.table[index]
-            self.below.decide(Transfer(Move.LOAD, slot, block))
+            self.below.moves.up(Transfer(Move.LOAD, slot, block))
             self._flying[block] = loading, index
             loading.flying += 1
             self._free((source,))
@@ -205,6 +200,9 @@ class Transfers:
     def landed(self, plan: StepPlan, lost: Collection[int], now: int) -> list[Sequence]:
         """The moves of a step have happened, all but those ``lost``. Returns who waits aside no longer."""
         broken = broken_moves(plan.transfers, lost)
+        for sequence in self.loading.values():
+            if sequence.loading is not None and sequence.loading.flying:
+                sequence.loading.steps += 1
         for index, move in enumerate(plan.transfers):
             if move.move is Move.LOAD:
                 self._loaded(move.target, index not in broken)
@@ -218,7 +216,7 @@ class Transfers:
         """Who has waited aside for too long, between steps."""
         for sequence in self.loading.values():
             loading = sequence.loading
-            if loading is not None and loading.todo and now - loading.since >= PATIENCE_NS:
+            if loading is not None and loading.may_fail and now - loading.since >= PATIENCE_NS:
                 loading.failed(loading.todo[0][0])
         return self._settled(now)
 
@@ -226,15 +224,8 @@ class Transfers:
     def next_overdue(self) -> int | None:
         """When ``overdue`` must be asked again; None if nobody waits for a step to take their loads."""
         loadings = (sequence.loading for sequence in self.loading.values())
-        since = [loading.since for loading in loadings if loading is not None and loading.todo]
+        since = [loading.since for loading in loadings if loading is not None and loading.may_fail]
         return min(since) + PATIENCE_NS if since else None
-
-    def stepped(self, plan: StepPlan, seconds: float) -> None:
-        """A step has taken so long: learn how the cost model compares, which only tiers ask for."""
-        if self.sizes.block_bytes and plan.rows and not plan.transfers:
-            expected = sum(step_terms(self.config.cost, plan))
-            if expected > 0:
-                self.pace += _SMOOTH * (seconds / expected - self.pace)
 
     def _loaded(self, block: int, whole: bool) -> None:
         loading, index = self._flying.pop(block)
@@ -260,6 +251,15 @@ class Transfers:
                 took = (now - loading.since) / 1e9
                 self.meter.observe("headrace_engine_restore_seconds", took, tier=loading.slowest)
         return settled
+
+
+def _written(chunks: Mapping[Sequence, int]) -> list[int]:
+    """The blocks that a step writes."""
+    size = next((sequence.block_size for sequence in chunks), 1)
+    ends = (
+        (s.table, s.computed // size, blocks_for(s.computed + tokens, size)) for s, tokens in chunks.items()
+    )
+    return [block for table, first, last in ends for block in table[first:last]]
 
 
 def broken_moves(transfers: tuple[Transfer, ...], lost: Collection[int]) -> set[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import core
+from benchmarks import core, gate
 
 
 def test_a_step_does_not_grow_with_the_pool() -> None:
@@ -32,7 +32,7 @@ def test_a_step_grows_in_proportion_to_what_runs() -> None:
 @pytest.mark.parametrize("message", ["token", "end"])
 def test_a_message_does_not_grow_with_the_gateways_queue(message: str) -> None:
     """The gateway looks at a bounded part of its queue."""
-    few, many = (core.message_calls(waiting, message) for waiting in (100, 2_000))
+    few, many = (gate.message_calls(waiting, message) for waiting in (100, 2_000))
     assert many <= few + 40
 
 

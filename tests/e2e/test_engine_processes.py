@@ -174,15 +174,41 @@ def test_chat_and_completions_with_the_official_client(engine):
         assert "".join(part.choices[0].text for part in streamed) == completion.choices[0].text
 
 
+def test_several_choices(engine):
+    """Each choice has its own text, whole and streamed alike, and ends once; usage counts them all."""
+    asked: Any = {
+        "model": "simulated",
+        "prompt": LONG,
+        "max_tokens": 8,
+        "n": 3,
+        "temperature": 1.0,
+        "seed": 4,
+    }
+    with engine.client() as client:
+        whole = client.completions.create(**asked, extra_body={"ignore_eos": True})
+        parts = list(client.completions.create(**asked, extra_body={"ignore_eos": True}, stream=True))
+    texts = {choice.index: choice.text for choice in whole.choices}
+    assert len(set(texts.values())) == len(texts) == 3
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 24
+    chunks = [choice for part in parts for choice in part.choices]
+    ends = [(choice.index, choice.finish_reason) for choice in chunks if choice.finish_reason]
+    assert sorted(ends) == [(0, "length"), (1, "length"), (2, "length")]
+    for index, text in texts.items():
+        assert "".join(choice.text for choice in chunks if choice.index == index) == text
+    assert engine.broken_invariants() == []
+
+
 def test_errors_reach_the_client_as_its_own_exceptions(engine):
     """An unknown model, a field that is not supported, and a prompt beyond the limit."""
     messages: Any = [{"role": "user", "content": "x"}]
+    beams = {"use_beam_search": True}
     with engine.client() as client:
         with pytest.raises(openai.NotFoundError, match="serves 'simulated'"):
             client.chat.completions.create(model="other", messages=messages)
         with pytest.raises(openai.BadRequestError) as caught:
-            client.chat.completions.create(model="simulated", messages=messages, n=2)
-        assert caught.value.param == "n"
+            client.chat.completions.create(model="simulated", messages=messages, extra_body=beams)
+        assert caught.value.param == "use_beam_search"
         with pytest.raises(openai.BadRequestError):
             client.completions.create(model="simulated", prompt="x " * 3000, max_tokens=1)
 
@@ -353,7 +379,9 @@ def test_an_engine_that_cannot_start_says_why(tmp_path):
     (tmp_path / "engine.json").write_text('{"admission": {"policy": "whim"}}')
     result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert (result.returncode, result.stdout) == (1, "")
-    assert "engine.json: admission.policy: 'whim' is none of lifetime" in result.stderr
+    assert (
+        "engine.json: admission.policy: 'whim' is none of prompt, estimate, peak, lifetime" in result.stderr
+    )
 
 
 def test_heartbeats_go_on_while_a_step_runs():

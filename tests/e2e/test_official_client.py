@@ -14,6 +14,17 @@ pytest.importorskip("torch")
 pytest.importorskip("llguidance")
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch]
+SCENARIO = """\
+# Does the official client find everything where it looks for it?
+headrace: 1
+seed: 3
+target: {engine: {model: tiny, memory: {kv_blocks: 128}}}
+classes:
+  default: {limits: {input: 256, output: 256, total: 512}}
+phases: {warmup: 0s, window: 1s, drain: 1s}
+load:
+  - {class: default, arrival: {type: constant, rate: 1/s}, workload: {type: fixed, input: 30, output: 6}}
+"""
 SCHEMA = {
     "type": "object",
     "properties": {"city": {"enum": ["Oslo", "Lima"]}, "people": {"type": "integer", "maximum": 9}},
@@ -27,7 +38,8 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Where?"}], "t
 def client(benches, until):
     """Of the tiny random model, one worker; ended by Ctrl-C."""
     bench = benches()
-    bench.start("serve", "--model", "tiny", "--port", "0")
+    (bench.folder / "tiny.yaml").write_text(SCENARIO)
+    bench.start("serve", "tiny.yaml", "--port", "0")
     until(lambda: bench.said("ready on"))
     (url,) = re.findall(r"ready on (http://127\.0\.0\.1:\d+)", bench.stderr.read_text())
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import shutil
-from pathlib import Path
+from collections import Counter
 from typing import Any
 
 import pytest
 
-from engine.config import CacheConfig, DiskConfig, EngineConfig, MemoryConfig, QueueConfig, TiersConfig
+from engine.config import CacheConfig, DiskConfig, MemoryConfig, QueueConfig, TiersConfig
+from engine.runner.base import Move, Transfer
+from engine.runner.simulated import KV_BYTES
 from tests.engine.fleet.world import config
 from tests.engine.whole import Whole, engine
 
@@ -129,61 +130,52 @@ def test_a_model_folder_that_vanishes() -> None:
     engine(body, TIGHT)
 
 
-def tiered(folder: Path, size: int = 1 << 20) -> EngineConfig:
-    """Blocks go from 16 of the device to two of the host to the disk."""
-    disk = DiskConfig(str(folder), size)
-    tiers = TiersConfig(host=1 << 16, disk=disk)
-    return dataclasses.replace(TIGHT, cache=CacheConfig(tiers=tiers))
+BLOCK_BYTES = KV_BYTES * 16
+TIERED = dataclasses.replace(
+    TIGHT,
+    cache=CacheConfig(
+        tiers=TiersConfig(host=4 * BLOCK_BYTES, disk=DiskConfig("/nowhere", 200 * BLOCK_BYTES)),
+    ),
+)
+"""Blocks go from 16 of the device to four of the host to the disk."""
 
 
-async def churn(whole: Whole, rounds: int = 3) -> list[str]:
-    """Long prompts in turn, more than the device holds; returns the text of each, round by round."""
+@pytest.mark.parametrize(
+    "broken",
+    [{Move.SPILL}, {Move.FETCH}, {Move.SPILL, Move.FETCH}, {Move.SAVE}, {Move.LOAD}],
+    ids=["full", "torn", "gone", "save", "load"],
+)
+@pytest.mark.parametrize("share", [1, 3])
+def test_a_tier_that_does_not_work(broken: set[Move], share: int) -> None:
+    """A full disk, a torn file, a folder that is gone, in the middle of work and always or every third time:
+    every request gets the text that it gets without tiers, and nothing is left."""
+
+    async def body(whole: Whole) -> None:
+        first = await _churn(whole)
+        (runner,) = whole.runners
+        moves: Counter[Move] = Counter()
+
+        def fails(move: Transfer) -> bool:
+            moves[move.move] += move.move in broken
+            return move.move in broken and moves[move.move] % share == 0
+
+        runner.fails = fails
+        for _ in range(3):
+            assert await _churn(whole) == first
+        assert moves, "it was tried"
+        runner.fails = None
+        assert await _churn(whole) == first
+
+    engine(body, TIERED)
+
+
+async def _churn(whole: Whole) -> list[str]:
+    """Prompts in turn, more than the device holds, several at a time; returns the text of each."""
     said = []
-    for _ in range(rounds):
-        for letter in "abcdefgh":
-            sink = await whole.answer({"prompt": letter * 150, "max_tokens": 3, "ignore_eos": True})
-            assert sink.status == 200, sink.body
-            said.append(sink.json["choices"][0]["text"])
-    assert said[:8] * rounds == said
+    for letters in ("ab", "cd", "ef", "gh"):
+        body = {"max_tokens": 3, "ignore_eos": True}
+        sinks = [whole.send({"prompt": letter * 110, **body}) for letter in letters]
+        await whole.world.quiet()
+        assert [sink.status for sink in sinks] == [200, 200]
+        said += [sink.json["choices"][0]["text"] for sink in sinks]
     return said
-
-
-def test_a_full_disk_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing can be written below: every request is served as if the tier were not there."""
-
-    async def body(whole: Whole) -> None:
-        await churn(whole)
-
-    engine(body, tiered(tmp_path, size=1))
-
-
-def test_torn_tier_files(tmp_path: Path) -> None:
-    """Whatever becomes of the files, a bad block is a miss and no text changes."""
-
-    async def body(whole: Whole) -> None:
-        await churn(whole, 1)
-        files = [path for path in tmp_path.rglob("*") if path.is_file()]
-        assert files, "blocks went to disk"
-        for index, path in enumerate(files):
-            data = path.read_bytes()
-            if index % 3 == 0:
-                path.write_bytes(data[: len(data) // 2])
-            elif index % 3 == 1:
-                path.write_bytes(bytes([data[0] ^ 1]) + data[1:] if data else b"x")
-            else:
-                path.unlink()
-        await churn(whole, 2)
-
-    engine(body, tiered(tmp_path))
-
-
-def test_a_disk_tier_that_vanishes(tmp_path: Path) -> None:
-    """The folder is gone while the engine runs."""
-    folder = tmp_path / "tier"
-
-    async def body(whole: Whole) -> None:
-        await churn(whole, 1)
-        shutil.rmtree(folder, ignore_errors=True)
-        await churn(whole, 2)
-
-    engine(body, tiered(folder))

@@ -93,7 +93,7 @@ def test_a_configuration_survives_its_file(tmp_path):
     [
         ({"scheduler": {"max_runing": 3}}, r"scheduler\.max_runing: unknown key \(did you mean max_running"),
         ({"scheduler": {"max_running": "3"}}, r"scheduler\.max_running: expected int, not '3'"),
-        ({"preemption": "swap"}, "preemption: 'swap' is none of recompute, none"),
+        ({"preemption": "park"}, "preemption: 'park' is none of recompute, swap, none"),
         ({"workers": True}, "workers: expected int, not True"),
         ({"classes": {"chat": {"rank": []}}}, r"classes\.chat\.rank: expected int"),
         ({"memory": 3}, "memory: expected a mapping"),

@@ -17,19 +17,20 @@ from tests.engine.api.fake import STAMPS, FakeSink
 from tests.engine.fleet.world import VirtualFleet
 
 
-class Ascii(SimulatedRunner):
-    """Says printable text in the byte tokenizer."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments, drawn=127)
-
-
 class Whole:
     """An engine from its HTTP interface down to its simulated runner."""
 
     def __init__(self, of: EngineConfig, clock: Clock) -> None:
-        self.world = VirtualFleet(of, clock, runner=lambda worker: Ascii)
+        self.runners: list[SimulatedRunner] = []
+        self.world = VirtualFleet(of, clock)
+        self.world.pool.make_runner = self._runner
         self.service = Service(self.world.fleet, ByteTokenizer(), of, STAMPS)
+
+    def _runner(self, worker: int) -> SimulatedRunner:
+        """Says printable text in the byte tokenizer."""
+        of = self.world.pool.config
+        self.runners.append(SimulatedRunner(of.cost, of.seed, worker, drawn=127, tiers=of.cache.tiers))
+        return self.runners[-1]
 
     def send(self, body: Any, path: str = "/v1/completions", **headers: str) -> FakeSink:
         sink = FakeSink()

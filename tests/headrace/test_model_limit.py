@@ -11,8 +11,9 @@ from threading import Thread
 
 import pytest
 
+from engine.model import ModelError
 from headrace.console import Silent
-from headrace.errors import UsageFailed
+from headrace.errors import TargetFailed, UsageFailed
 from headrace.prepare import load_scenario
 from headrace.run import Options, run_scenario
 
@@ -48,6 +49,38 @@ def test_the_built_in_model_has_a_limit_of_its_own(path: Path) -> None:
     (_, line) = refused.value.lines
     assert re.search(r"load\.0\.workload: the model's limit is [\d,]+, this can ask for 200,008 tokens", line)
     load_scenario(path, virtual=True)
+
+
+def test_the_limit_of_a_hub_id_is_known_once_it_is_pulled(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run pulls it before anything else, and then looks at the load again."""
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
+    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    config = dict.fromkeys(sizes, 8) | {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 32}
+    config |= {"head_dim": 2}
+
+    def obtain(model: str) -> bool:
+        folder = tmp_path / "models" / model
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "headrace.json").write_text("{}")
+        return True
+
+    monkeypatch.setattr("headrace.run.obtain", obtain)
+    with pytest.raises(UsageFailed, match="the model's limit is 32, this can ask for 38 tokens"):
+        run_scenario(path, Options(overrides=("target.engine.model=acme/small",)), Silent())
+
+
+def test_a_model_that_goes_away_while_the_run_starts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the target, not a traceback."""
+
+    async def run(*_: object) -> None:
+        raise ModelError(["/models/x: no such folder"])
+
+    monkeypatch.setattr("headrace.run.run", run)
+    with pytest.raises(TargetFailed, match="/models/x: no such folder"):
+        run_scenario(path, Options(), Silent())
     path.write_text(FILE.replace("input: 30,", "input: 200000,"))
     with pytest.raises(UsageFailed) as refused:
         load_scenario(path)

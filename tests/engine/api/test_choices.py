@@ -183,7 +183,7 @@ def test_a_cancel_drops_what_every_choice_holds(bench):
 
 
 def test_logprobs_of_a_chat(bench):
-    """Token, value, bytes and the likeliest, for each token that is shown; a broken character by its bytes."""
+    """Token, value, bytes and the likeliest, for each token that is shown; parts of characters as bytes."""
     sink, _ = bench.chat(logprobs=True, top_logprobs=1, stop="X")
     bench.fleet.say("aď", top=1)
     bench.fleet.say("bX", top=1)

@@ -1,12 +1,17 @@
 import json
 from array import array
+from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.api.errors import ApiError
-from engine.api.fields import NEUTRAL
-from engine.api.openai import Prompt, parse_chat, parse_completion, parse_tokenize
-from engine.request import Bias, Sampling
+from engine.api.fields import NEUTRAL, Chat, Completion
+from engine.api.openai import Call, Prompt, parse_chat, parse_completion, parse_tokenize
+from engine.messages import Submit
+from engine.request import Bias, Request, Sampling
+from engine.wire import encode
 
 MESSAGES = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
 
@@ -198,6 +203,42 @@ def test_a_wrong_value_is_refused_by_name(body, param):
     with pytest.raises(ApiError) as caught:
         completion(**body)
     assert (caught.value.status, caught.value.param) == (400, param)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = sorted({*Chat.model_fields, *Completion.model_fields, *NEUTRAL} - {"model", "prompt", "messages"})
+
+
+def answered(parse, body) -> Call | ApiError:
+    try:
+        return parse(**body)
+    except ApiError as error:
+        return error
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=3), st.sampled_from(["chat", "completion"]))
+def test_any_value_of_any_field_is_understood_or_refused(body, kind):
+    """A 400 that names a field, or a call: nothing else ever comes of a body."""
+    answer = answered({"chat": chat, "completion": completion}[kind], body)
+    if isinstance(answer, ApiError):
+        assert answer.status == 400
+        assert answer.param in {*FIELDS, None}
+        assert len(answer.message) < 500
+    else:
+        request = Request(1, array("I", [1]), b"", (), 1, sampling=answer.sampling, n=answer.n)
+        assert encode(Submit(request)), "what was understood can be sent to a worker"
+
+
+def test_the_documentation_names_every_field():
+    """docs/http.md is where a user looks first."""
+    text = (Path(__file__).parents[3] / "docs" / "http.md").read_text()
+    missing = [name for name in Chat.model_fields | Completion.model_fields if f"`{name}" not in text]
+    assert missing == []
 
 
 LARGE = {

@@ -17,7 +17,7 @@ from engine.sched.admission import ADMISSIONS
 
 T = TypeVar("T")
 SECOND = 1_000_000_000
-PHASES = ("admitted", "prefill:1", "prefill:2", "decode:1", "decode:3")
+PHASES = ("admitted", "prefill:1", "prefill:2", "transfer:1", "decode:1", "decode:3")
 FLAGGED = (Finish.CANCELLED, Finish.EXPIRED)
 
 
@@ -30,10 +30,22 @@ class Dice(Protocol):
 
 CONTROLS: tuple[dict[str, Any], ...] = (
     *({"prefill_chunk": 3}, {"prefill_chunk": 64}, {"max_running": 1}, {"max_running": 8}),
-    *({"max_step_tokens": 4}, {"max_step_tokens": 24}, {"min_prefill_share": 0.0}, {"min_prefill_share": 1.0}),
+    *(
+        {"max_step_tokens": 4},
+        {"max_step_tokens": 24},
+        {"min_prefill_share": 0.0},
+        {"min_prefill_share": 1.0},
+    ),
     *({"max_partial_prefills": 1}, {"long_prefill_cap": 2}, {"long_prefill_cap": None}),
     *({"kv_headroom": 0.0}, {"kv_headroom": 0.2}, {"ttl": None}, {"ttl": 0.2}),
-    *({"prefix_cache": False}, {"prefix_cache": True}),
+    *({"prefix_cache": False}, {"prefix_cache": True}, {"backfill": False}, {"backfill": True}),
+    *({"priority_preemption": True}, {"priority_preemption": False}, {"busy_ratio": 0.0}, {"aging": 0.05}),
+    *(
+        {"copied_first": True},
+        {"reuse_horizon": 0.1},
+        {"footprint_of": "session"},
+        {"footprint_of": "tenant"},
+    ),
     *({"eviction": name} for name in EVICTIONS),
 )
 ADAPTERS = ("red", "blue", "green")
@@ -116,6 +128,8 @@ class Life:
         """So many random actions, then the end."""
         for _ in range(actions):
             self.act(self.dice.choice(ACTIONS))
+        if self.dice.randint(0, 5) == 0:
+            self.drain()
         self.settle()
 
     # -- what may happen ----------------------------------------------------------------------
@@ -141,6 +155,7 @@ class Life:
             tenant=tenant,
             adapter=adapter,
             client_id=f"c{b.next_id}",
+            session=dice.choice((None, "x", "y")),
             deadline=None if deadline is None else b.now + int(deadline * SECOND),
             life=dice.choice((None, None, None, SECOND // 5, 2 * SECOND)),
             n=dice.choice((1, 1, 1, 2, 3)),
@@ -211,6 +226,12 @@ class Life:
 
     def clear(self) -> None:
         self.bench.send(m.Clear())
+
+    def drain(self) -> None:
+        """Nobody waits who has not started, and nobody new comes in."""
+        self.bench.send(m.Drain())
+        assert all(s.job.started for s in self.bench.worker.scheduler.waiting.values())
+        self.submit()
 
     def ballast(self) -> None:
         self.bench.send(m.Ballast(self.dice.randint(0, 12)))

@@ -18,16 +18,13 @@ from engine.runner.simulated import SimulatedRunner
 from engine.worker import Worker
 from tests.engine.core.oracle import Leases, Teacher
 
-
 TEACHERS: dict[int, Teacher] = {}
 """One for all benches of a session, by the range of ids that the runner draws: it remembers texts."""
 KV_BYTES = 1
 """Per token."""
 
 
-def _tiers(
-    host: int, disk: int, swap: int, moves: int, latency: float, block_bytes: int
-) -> TiersConfig:
+def _tiers(host: int, disk: int, swap: int, moves: int, latency: float, block_bytes: int) -> TiersConfig:
     return TiersConfig(
         host=host * block_bytes or None,
         host_latency=latency,

@@ -27,7 +27,7 @@ class Leases:
         self.times = [0] * (pool.size + 1)
         self.valid = [0] * (pool.size + 1)
         self._before: dict[int, int] = {}
-        """Of blocks handed out since the last step was planned: what they held until then."""
+        """Of blocks handed out and not written since then: what they held, which may still be saved."""
         self._below: dict[int | bytes, int] = {}
         """Host slots by number and disk blocks by digest."""
         self._flying: dict[int, int] = {}
@@ -47,7 +47,6 @@ class Leases:
         """Everything that the step touches must be held by somebody, and what it reads be there."""
         for transfer in plan.transfers:
             self._move(transfer)
-        self._before.clear()
         self._flying = {block: self.times[block] for block in touched(plan)}
         for block in self._flying:
             if self.pool.ref[block] < 1:
@@ -58,6 +57,7 @@ class Leases:
             end = row.start + len(row.tokens)
             for index in range(row.start // self.block_size, -(-end // self.block_size)):
                 self.valid[row.table[index]] = min(self.block_size, end - index * self.block_size)
+                self._before.pop(row.table[index], None)
 
     def lands(self, plan: StepPlan) -> None:
         """Nothing that it touches may have gone to somebody else meanwhile, or might have."""
@@ -83,7 +83,7 @@ class Leases:
             block = row.table[index]
             if self.valid[block] < min(self.block_size, row.start - index * self.block_size):
                 raise Poisoned(
-                    f"step {step}: request {row.id} reads block {block}, never written since it was handed out"
+                    f"step {step}: request {row.id} reads block {block}, never written since it changed hands"
                 )
 
     def _move(self, transfer: Transfer) -> None:
@@ -102,6 +102,7 @@ class Leases:
         match transfer.move:
             case Move.COPY | Move.LOAD:
                 self.valid[transfer.target] = filled
+                self._before.pop(transfer.target, None)
             case Move.SAVE | Move.FETCH:
                 self._below[transfer.target] = filled
             case Move.SPILL:

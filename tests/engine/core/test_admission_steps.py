@@ -183,7 +183,7 @@ class TestTheOneCheck:
 
     def test_a_prefix_that_is_being_computed_is_noticed(self, bench, tokens):
         """It waits for room; once the other has computed what both begin with, it needs less and fits."""
-        b = bench(blocks=60, policy="prompt", budget=16)
+        b = bench(blocks=60, policy="prompt", budget=32, chunk=16)
         b.submit(tokens(120), 30)
         b.step()
         id = b.submit([*tokens(80), *tokens(60, seed=1)], 4)

@@ -9,10 +9,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import messages as m
+from engine.request import Finish, Sampling
+from engine.sched.admission import ADMISSIONS
 from engine.sched.backfill import LOOK_AHEAD, Reservation, Stay, reserve
 from engine.sched.capacity import Capacity
+from engine.sched.rates import ENOUGH_OUTPUTS
 
 SECOND = 1_000_000_000
+POLICIES = tuple(ADMISSIONS)
+
+
+_PROMPT = st.builds(
+    lambda family, common, own: [*range(100 * family, 100 * family + common), *range(1000, 1000 + own)],
+    st.integers(0, 1),
+    st.integers(0, 12),
+    st.integers(1, 12),
+)
+"""Some tokens of one of two families, and some of its own."""
 
 
 class TestReservation:
@@ -162,20 +175,22 @@ class TestLifetime:
 
     @settings(max_examples=60, deadline=None)
     @given(
-        st.lists(st.tuples(st.integers(1, 24), st.integers(1, 20)), min_size=1, max_size=4),
-        st.lists(st.tuples(st.integers(1, 40), st.integers(1, 20)), min_size=1, max_size=8),
+        st.lists(st.tuples(_PROMPT, st.integers(1, 20), st.integers(1, 2)), min_size=1, max_size=4),
+        _PROMPT,
+        st.lists(st.tuples(_PROMPT, st.integers(1, 20), st.integers(1, 2)), min_size=1, max_size=8),
     )
-    def test_never_delays_the_head(self, bench, before, behind):
-        """With exact lengths the head starts in the step in which it would start without backfill."""
+    def test_never_delays_the_head(self, bench, before, large, behind):
+        """With exact lengths the head starts in the step in which it would start without backfill, or
+        earlier, where blocks that some have in common make room."""
         starts = []
         for backfill in (True, False):
-            b = bench(blocks=16, budget=1000, cache=False)
+            b = bench(blocks=16, budget=1000)
             b.send(m.Configure({"backfill": False}))
-            for tokens, out_max in before:
-                b.submit(tokens, out_max)
+            for tokens, out_max, n in before:
+                b.submit(tokens, out_max, n=n)
             b.step()
-            for tokens, out_max in [(40, 20), *behind]:
-                b.submit(tokens, out_max)
+            for tokens, out_max, n in [([*large, *range(900, 920)], 20, 1), *behind]:
+                b.submit(tokens, out_max, n=n)
             head, _ = next(iter(b.worker.scheduler.waiting))
             b.send(m.Configure({"backfill": backfill}))
             b.run()
@@ -196,4 +211,25 @@ def test_other_policies_go_by_what_is_expected(bench, policy):
     b.run()
     assert b.steps_of[short][0] < b.steps_of[head][0]
     assert b.steps_of[head][0] <= b.steps_of[runner][-1] + 1
+    b.drained()
+
+
+@pytest.mark.parametrize("backfill", [True, False])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_stream_of_short_ones_keeps_nobody_waiting_for_ever(bench, policy, backfill):
+    """However wrong the expectations are: short ones come all the time, all stay much longer than expected,
+    and a large one still starts soon after twice the ageing time."""
+    b = bench(blocks=20, budget=64, policy=policy)
+    b.send(m.Configure({"backfill": backfill, "aging": 0.5}))
+    for _ in range(ENOUGH_OUTPUTS):
+        b.cancel(b.submit(4, 30, sampling=Sampling()), Finish.STOP)
+    b.submit(8, 30, sampling=Sampling())
+    b.step()
+    head, began = b.submit(60, 8), b.now
+    while head not in b.steps_of:
+        if len(b.worker.scheduler.waiting) < 3:
+            b.submit(4, 30, sampling=Sampling())
+        b.step()
+        assert b.now - began < 4 * SECOND, "it starves"
+    b.run()
     b.drained()

@@ -334,6 +334,26 @@ class TestCancel:
         b.taught()
         b.drained()
 
+    def test_behind_a_choice_that_was_stopped(self, bench, tokens):
+        """One choice is stopped in flight, the other holds nothing: the request still waits for the step."""
+        b = bench(blocks=8, policy="prompt")
+        id = b.submit(tokens(6), 10, n=2, sampling=HOT, rank=1)
+        b.submit(tokens(6, seed=1), 8)
+        for _ in range(20):
+            mine = [row.choice for row in b.begin().rows if row.id == id]
+            if len(mine) == 1 and any(key[0] == id for key in b.worker.scheduler.waiting):
+                break
+            b.end()
+        else:
+            raise AssertionError("never was one of them preempted and the other in a step")
+        b.send(m.Cancel(id, Finish.STOP, *mine))
+        b.cancel(id)
+        assert id not in b.done
+        b.end()
+        assert b.done[id].truth.steps_to_reclaim == 1
+        b.run()
+        b.drained()
+
     def test_against_the_finish(self, bench, tokens):
         """A cancel in the very step that ends all choices gives one terminal event."""
         b = bench(blocks=64)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine import messages as m
 from engine.request import Finish, Sampling
@@ -13,6 +15,7 @@ from engine.runner.simulated import Poisoned
 from engine.sched.memory import Memory
 from engine.sched.sequence import Sequence
 from tests.engine.core.chaos import ENDS, SECOND, Life
+from tests.engine.core.test_worker_stateful import Drawn
 
 ACTIONS = (
     *(("submit",) * 12),
@@ -67,13 +70,21 @@ class Forking(Life):
             assert done.truth.blocks_peak <= b.worker.pool.size
 
 
-def live(bench, seed):
-    dice = random.Random(f"forks {seed}")
+def live(bench, dice, actions=60):
     life = Forking(bench, dice)
-    for _ in range(60):
+    for _ in range(actions):
         life.act(dice.choice(ACTIONS))
         life.counts_blocks()
     life.settle()
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data(), actions=st.integers(1, 40))
+def test_any_life_with_forks(bench, data, actions):
+    """Hypothesis looks for a life that breaks something, and shrinks it."""
+    dice = Drawn()
+    dice.data = data
+    live(bench, dice, actions)
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -81,7 +92,7 @@ def test_random_lives_with_forks(bench, part):
     """Whatever happens to requests with several choices, K1 to K9 hold and every text is its key's."""
     for seed in range(part, LIVES, PARTS):
         try:
-            live(bench, seed)
+            live(bench, random.Random(seed))
         except BaseException as error:
             error.add_note(f"life {seed}")
             raise
@@ -148,7 +159,7 @@ def test_every_bug_is_found(bench, monkeypatch, plant):
 
     def lives():
         for seed in range(40):
-            live(bench, seed)
+            live(bench, random.Random(seed))
 
     with pytest.raises((AssertionError, Poisoned)):
         lives()

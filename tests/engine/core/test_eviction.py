@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from engine import messages as m
 from engine.config import CacheConfig, EngineConfig, MemoryConfig, TenantConfig
 from engine.kv.blocks import BlockPool
 from engine.kv.eviction import EVICTIONS, Footprint
@@ -288,6 +289,20 @@ class TestReuse:
         reuse.wanted(b"first", 12 * SECOND)
         assert hit > before
         assert reuse.rank(key, uses, 12 * SECOND)[0] == hit
+
+    def test_nothing_is_kept_for_ever(self, bench, tokens):
+        """Spells under way are those of cached and of remembered blocks; a clear ends them all."""
+        b = bench(blocks=10, eviction="reuse", host=6)
+        for seed in range(40):
+            b.serve(tokens(17, seed=seed), 1)
+            b.now += SECOND
+        reuse, cache = b.worker.pool.cached.eviction, b.worker.cache
+        spells = sum(len(each) for ages in reuse._ages.values() for each in ages._waiting)
+        assert spells == len(reuse._idle) + len(reuse._evicted)
+        assert len(reuse._idle) == b.worker.pool.cached_free
+        assert all(cache.history.why_lost(d) or cache.below.holds(d) for d in reuse._evicted)
+        b.send(m.Clear())
+        assert not any(each for ages in reuse._ages.values() for each in ages._waiting)
 
     def test_a_late_start_costs_more(self):
         """Of two blocks with the same history the one that is dearer to compute stays."""

@@ -66,6 +66,18 @@ def test_who_comes_back_from_idling_saves_nothing_up() -> None:
     assert of.of("a") == 2600
 
 
+def test_a_refund_lowers_the_level() -> None:
+    """Who comes next starts where the refunded one stands again."""
+    of = service()
+    of.comes(entry(1, "a"))
+    of.comes(entry(2, "b"))
+    of.charge("a", uncached=100)
+    of.charge("b", output=25)
+    assert of.start("new", 0) == 50
+    of.charge("a", uncached=-100)
+    assert of.start("new", 0) == 0
+
+
 def test_who_waits_is_not_lifted() -> None:
     """Only idling loses credit: a second request of one that waits changes nothing."""
     of = service()

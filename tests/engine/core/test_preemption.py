@@ -142,6 +142,24 @@ class TestComingBack:
             b.drained()
 
 
+def test_a_preemption_corrects_the_estimate(bench):
+    """Who let in too many by a small rho takes what has really been generated, and sinks from there."""
+    b = bench(blocks=16, policy="estimate")
+    outlook = b.worker.scheduler.outlook
+    outlook.ratio = 0.098
+    ids = [b.submit(8, 24), b.submit(8, 24), b.submit(8, 24)]
+    while not preempted(b):
+        assert outlook.ratio == pytest.approx(0.098)
+        b.step()
+    stay = [s.generated for s in b.worker.scheduler.running.values()]
+    assert outlook.ratio == pytest.approx(
+        min(1.0, sum(out + 20 for out in stay) / (24 * len(stay))), abs=0.05
+    )
+    b.run()
+    assert {b.done[id].truth.generated for id in ids} == {24}
+    b.drained()
+
+
 class TestPriority:
     """With priority_preemption an urgent request takes what lower classes hold."""
 
@@ -189,6 +207,29 @@ class TestPriority:
         assert preempted(b, cause="priority") == 0
         b.run()
         b.drained()
+
+    def test_nobody_for_want_of_an_adapter(self, bench):
+        """Room would not help it: the one place for an adapter is taken by a more urgent request."""
+        b = bench(blocks=16, budget=64, max_adapters=1, priority_preemption=True)
+        for name in ("x", "y"):
+            b.send(m.LoadAdapter(name, f"/{name}"))
+        b.submit(16, 20, rank=0, adapter="x", root=b.root(adapter="x"))
+        b.submit(20, 4, rank=2)
+        b.step()
+        urgent = b.submit(16, 4, rank=1, adapter="y", root=b.root(adapter="y"))
+        b.step()
+        assert urgent not in b.steps_of
+        assert preempted(b, cause="priority") == 0
+        b.run()
+        b.drained()
+
+    def test_says_nothing_about_estimates(self, bench):
+        """Only who ran out of memory was let in by an estimate that was wrong: rho stays as it is."""
+        b, _ = self.full(bench, policy="estimate")
+        b.submit(20, 4)
+        b.step()
+        assert preempted(b, cause="priority")
+        assert b.worker.scheduler.outlook.ratio < 0.7
 
     def test_takes_a_place(self, bench):
         """A batch that is full of lower classes makes room too."""

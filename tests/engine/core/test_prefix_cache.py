@@ -130,7 +130,5 @@ class Cache(RuleBasedStateMachine):
         assert self.pool.cached_free == len(self.held)
 
 
-Cache.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True
-)
+Cache.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)
 TestCache = Cache.TestCase

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -123,6 +125,22 @@ def test_cancelled_while_swapped(bench, tokens):
     assert b.done[victim.id].reason is Finish.CANCELLED
     assert b.done[victim.id].truth.cancel_phase in (Phase.PREFILL, Phase.DECODE)
     assert not [move for plan in seen for move in plan.transfers if move.move is Move.LOAD]
+    b.drained()
+
+
+def test_no_patience_is_lost_with_a_return(bench, tokens):
+    """However long it takes: unlike a restore it has been paid for already (E26, E45)."""
+    b, _, victim, _ = crowded(bench, tokens)
+    transfers = b.worker.memory.transfers
+    transfers.sizes = replace(transfers.sizes, per_step=2)
+    b.end()
+    while not b.worker.idle:
+        if b.step() is None:
+            b.now = b.worker.next_wakeup
+        b.now += 2 * 10**9
+    assert b.count("swapped_blocks_total", direction="in") > 1
+    assert b.done[victim.id].truth.recomputed == 0
+    b.taught()
     b.drained()
 
 

@@ -128,6 +128,17 @@ def test_an_earlier_run_leaves_nothing(folder):
     second.close()
 
 
+def test_what_others_put_into_a_folder_of_ours_stays(folder):
+    """A worker that starts again is not kept out by it."""
+    first = DiskStore(folder, "a model")
+    kept(first)
+    (folder / "lost+found").mkdir()
+    (folder / "notes.txt").write_text("to be kept")
+    first.close()
+    DiskStore(folder, "a model").close()
+    assert sorted(each.name for each in folder.iterdir()) == [MARKER, "lost+found", "notes.txt"]
+
+
 def test_a_folder_of_somebody_else_is_refused(folder):
     """Nothing in it is touched."""
     folder.mkdir(parents=True)

@@ -1,6 +1,6 @@
 """Random lives of a worker: whatever happens in whatever order, K1 to K9 hold after every message and step.
 
-``SHORT`` and ``LONG`` seeded lives and ``EXAMPLES`` that Hypothesis searches are 10,000 interleavings together.
+``SHORT`` and ``LONG`` seeded lives and ``EXAMPLES`` that Hypothesis searches: together 10,000 interleavings.
 Many more, from seeds never tried: ``HEADRACE_LIVES=200000 pytest tests/engine/core/test_worker_stateful.py``.
 """
 
@@ -16,7 +16,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from tests.engine.core.chaos import ACTIONS, WEIGHTS, Life
+from engine.sched import controls
+from tests.engine.core.chaos import ACTIONS, CONTROLS, WEIGHTS, Life
 
 T = TypeVar("T")
 SHORT, LONG, EXAMPLES = 9500, 200, 300
@@ -100,6 +101,8 @@ def test_lives_never_tried_before(bench):
 
 
 def test_enough_of_them():
-    """CI sees 10,000 interleavings, and every action exists."""
+    """CI sees 10,000 interleavings, every action exists, and every control is turned in them."""
     assert SHORT + LONG + EXAMPLES >= 10_000
     assert all(hasattr(Life, name) for name in ACTIONS)
+    turned = {name for change in CONTROLS for name in change} | {"admission", "preemption"}
+    assert turned == controls.CONTROLS.keys()

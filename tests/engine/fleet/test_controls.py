@@ -28,6 +28,11 @@ OF = config(classes=CLASSES, cache=CacheConfig(retention={"5m": 300.0}))
         ({"output_weight": 4.0}, ("queue", "output_weight"), 4.0),
         ({"health": {"eject_after": 9.0}}, ("health", "eject_after"), 9.0),
         ({"max_running": 3}, ("scheduler", "max_running"), 3),
+        ({"admission": {"over_length": "clamp"}}, ("admission", "over_length"), "clamp"),
+        ({"admission": "lifetime"}, ("admission", "policy"), "lifetime"),
+        ({"retention": {"1h": 3600.0, "5m": 300.0}}, ("cache", "retention"), {"1h": 3600.0, "5m": 300.0}),
+        ({"retention": {"1d": 86400.0}}, ("cache", "retention"), {"1d": 86400.0}),
+        ({"retention": {}}, ("cache", "retention"), {}),
     ],
 )
 def test_a_control_has_a_name_and_a_place(
@@ -62,6 +67,12 @@ def test_classes_and_tenants_change_field_by_field() -> None:
     assert (shown["classes.chat.rank"], shown["tenants.a.b.weight"]) == (2, 3.0)
     assert shown["tenants.c.d.class"] == "batch"
     gone, _ = changed(after, {"tenants.a.b": None})
+    lives = {"cache": {"retention": {"1h": 3600.0}}, "classes.chat.retention": "1h"}
+    assert changed(after, lives)[0].classes["chat"].retention == "1h", "what goes together is judged together"
+    with pytest.raises(
+        ValueError, match=r"classes.chat.retention: 5m is not in cache.retention, which has none"
+    ):
+        changed(after, {"cache.retention": {}})
     assert list(gone.tenants) == ["c.d"]
 
 
@@ -87,6 +98,17 @@ def test_classes_and_tenants_change_field_by_field() -> None:
         ({"tenants.a.class": "vip"}, "tenants.a.class: vip is no class; there is chat, batch"),
         ({"tenants": 5}, "tenants: a row of tenants has weight"),
         ({"classes.chat": None}, "classes.chat: a row of classes has"),
+        ({"classes.chat.rank": -1}, "classes.chat.rank: at least 0, not -1"),
+        ({"classes.chat.max_output": 0}, "classes.chat.max_output: at least 1, not 0"),
+        ({"classes.chat.deadline": 0}, "classes.chat.deadline: a time longer than 0s, not 0 s"),
+        ({"ttl": 1e308}, "cache.ttl: at most 1,000,000,000"),
+        ({"aging": 10**400}, "queue.aging: at most 1,000,000,000"),
+        ({"health.eject_after": 10**12}, "health.eject_after: at most 1,000,000,000"),
+        ({"max_running": 10**30}, "scheduler.max_running: at most 9,007,199,254,740,992"),
+        ({"retention": {"1d": 10**12}}, "cache.retention.1d: at most 1,000,000,000"),
+        ({"order": {}}, "queue.order: {} is none of fcfs"),
+        ({"ttl": {}}, "ttl = {}: must be a number"),
+        ({"queue": {}}, "queue cannot be changed while running"),
     ],
 )
 def test_what_is_wrong_is_named_with_the_remedy(changes: dict[str, Any], said: str) -> None:

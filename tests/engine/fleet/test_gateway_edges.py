@@ -8,7 +8,7 @@ from engine import messages as m
 from engine.config import QueueConfig, RouterConfig
 from engine.fleet.backend import Rejected
 from engine.fleet.lives import PATIENCE_NS
-from engine.request import Finish
+from engine.request import Finish, WorkerTruth
 from tests.engine.fleet.world import MS, S, Yard, ask, config
 
 ONE = config(workers=1)
@@ -147,3 +147,15 @@ def test_the_door_can_be_asked_without_a_prompt() -> None:
     with pytest.raises(Rejected, match="no worker is in rotation"):
         yard.gateway.admits("default")
     assert yard.counter("requests", class_="default") == 4
+
+
+def test_a_request_that_is_its_own_fault_is_tried_nowhere_else() -> None:
+    """Its error is final, and the worker keeps its good name however often that happens (F36)."""
+    yard = Yard()
+    for _ in range(5):
+        id = yard.submit(ask(64))
+        (at,) = yard.where(id)
+        yard.say(at, m.Done(id, 1, Finish.ERROR, WorkerTruth(worker=at), "nothing fits", own_fault=True))
+        end = yard.ended(id)
+        assert (end.code, end.message, end.retriable) == ("dead_end", "nothing fits", False)
+        assert all(health.breaker.open_until is None for health in yard.gateway.health.values())

@@ -208,6 +208,9 @@ def test_lives_have_names_and_a_class_has_a_longest() -> None:
     for retention, class_ in asked:
         of.submit(ask(16, class_=class_, retention=retention))
     assert [r.life for r in of.requests(0)] == [None, 3600 * S, 300 * S, 300 * S, 300 * S]
+    of.token(0, of.requests(0)[3].id)
+    of.done(0, of.requests(0)[3].id)
+    assert of.ended(of.requests(0)[3].id).retention == 300.0
     unknown = refused(of, retention="2h")
     assert (unknown.status, unknown.code) == (400, "unknown_retention")
     assert "5m, 1h" in unknown.message

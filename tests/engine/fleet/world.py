@@ -195,6 +195,7 @@ class VirtualFleet:
     async def __aenter__(self) -> VirtualFleet:
         await self.fleet.start()
         while self.fleet.not_ready() is not None or self._warming():
+            assert self.clock() < 600 * S, "no worker gets ready"
             await asyncio.sleep(0.05)
         return self
 

@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.model.config_json import FAMILIES, parse_config, read_config
 from engine.model.decoder_config import Llama3Scaling, ModelError
@@ -165,6 +167,31 @@ def test_windows_that_do_not_add_up_are_refused(architecture, changes, says):
     """Two keys that disagree would be computed one way here and another way there."""
     with pytest.raises(ModelError, match=says):
         parse_config(raw(architecture, **changes))
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 70)
+    | st.floats()
+    | st.sampled_from(["llama3", "default", ""]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*LLAMA3, "type"]), inner),
+    max_leaves=5,
+)
+KEYS = [*BASE, *QWEN, "rope_theta", "rope_scaling", "rope_parameters", "layer_types", "tie_word_embeddings"]
+
+
+@given(st.sampled_from(list(FAMILIES)), st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=3))
+def test_no_value_of_a_key_is_anything_but_read_or_refused(name, changes):
+    """Whatever stands in the file: a config with sane numbers, or a ModelError."""
+    try:
+        config = parse_config(BASE | {"architectures": [name]} | changes)
+    except ModelError:
+        return
+    assert config.heads % config.kv_heads == 0
+    assert config.head_size % 2 == 0
+    assert 0 < config.rms_eps < float("inf")
+    assert len(config.windows) in (0, config.layers)
 
 
 def test_no_folder_no_config_no_json(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 from contextlib import suppress
 from dataclasses import replace
@@ -250,6 +251,23 @@ def test_a_torn_file_is_refused(whole, tmp_path_factory, data):
         (folder / WEIGHTS).write_bytes(content)
         with suppress(ModelError):
             read(folder)
+
+
+def test_a_file_that_is_longer_or_shorter_than_its_tensors_is_refused(whole, tmp_path):
+    """Before any of it is read, however long it is."""
+    content = (whole / WEIGHTS).read_bytes()
+    shutil.copy(whole / CONFIG, tmp_path / CONFIG)
+    for torn in (content + b"x", content[:-1]):
+        (tmp_path / WEIGHTS).write_bytes(torn)
+        with pytest.raises(ModelError, match=rf"has {len(torn)} bytes, its header says {len(content)}"):
+            read(tmp_path)
+    os.truncate(tmp_path / WEIGHTS, 1 << 40)
+    with pytest.raises(ModelError, match="has 1099511627776 bytes, its header says"):
+        read(tmp_path)
+    (tmp_path / WEIGHTS).write_bytes((1 << 39).to_bytes(8, "little"))
+    os.truncate(tmp_path / WEIGHTS, 1 << 40)
+    with pytest.raises(ModelError, match="cannot hold its header"):
+        read(tmp_path)
 
 
 def test_the_simulated_model_takes_any_adapter(tmp_path):

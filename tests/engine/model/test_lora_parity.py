@@ -1,39 +1,33 @@
 """Greedy output with LoRA equals that of the peft library, for folders that the library itself has saved.
 
 Base and adapters run in one batch, cut into chunks, read from cache, preempted and computed again.
-Teacher-forced: where the reference's two best logits are closer than 1e-4, another token is accepted and the
-reference's is fed (ENGINE E56).
 """
-
-from __future__ import annotations
 
 import json
 import warnings
-from array import array
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
 from safetensors.torch import save_file  # noqa: E402
 
-from engine import messages as m  # noqa: E402
-from engine.config import CostModel, EngineConfig, MemoryConfig, SchedulerConfig  # noqa: E402
+from engine.config import AdmissionConfig, EngineConfig  # noqa: E402
 from engine.kv.blocks import namespace_root  # noqa: E402
+from engine.messages import LoadAdapter  # noqa: E402
 from engine.model import load_runner, read_adapter  # noqa: E402
 from engine.model.decoder_config import TINY  # noqa: E402
 from engine.model.weights import random_tensors  # noqa: E402
-from engine.request import Finish, Request, Sampling  # noqa: E402
-from engine.worker import Worker  # noqa: E402
+from tests.engine.model import parity  # noqa: E402
+from tests.engine.model.parity import BLOCK, Case, all_but_the_last_token, hits  # noqa: E402
 
 pytestmark = pytest.mark.torch
-CLOSE = 1e-4
 GENERATED = 5
-BLOCK = 16
 LENGTHS = (1, 15, 16, 33, 70, 129)
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ADAPTERS = {
     "plain": {"r": 8, "lora_alpha": 12, "target_modules": "all-linear"},
     "fancy": {
@@ -47,168 +41,117 @@ ADAPTERS = {
 }
 
 
-@dataclass(frozen=True)
-class Job:
-    """One request and what the reference answers, with the gaps between its two best logits."""
+@dataclass
+class Adapted(Case):
+    """``names``: the adapter of each prompt; ``folders`` and ``digests`` by adapter."""
 
-    adapter: str | None
-    prompt: array
-    tokens: tuple[int, ...]
-    gaps: tuple[float, ...]
+    names: dict = field(default_factory=dict)
+    folders: dict = field(default_factory=dict)
+    digests: dict = field(default_factory=dict)
 
+    def worker(self, chunk, blocks=400, **changes):
+        worker = super().worker(chunk, blocks, **changes)
+        for name, folder in self.folders.items():
+            worker.receive(LoadAdapter(self.digests[name], folder), next(self.clock))
+        return worker
 
-@dataclass(frozen=True)
-class Site:
-    runner: object
-    folders: dict[str, str]
-    digests: dict[str | None, str | None]
-    jobs: tuple[Job, ...]
-
-
-def greedy(model, adapter, prompt) -> Job:
-    ids = torch.tensor([prompt.tolist()])
-    wanted = transformers.GenerationConfig(
-        max_new_tokens=GENERATED,
-        do_sample=False,
-        output_logits=True,
-        return_dict_in_generate=True,
-        pad_token_id=0,
-    )
-    out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=wanted)
-    best = [logits[0].topk(2).values.tolist() for logits in out.logits]
-    tokens = out.sequences[0, len(prompt) :].tolist()
-    assert len(tokens) == GENERATED, "the reference stopped early"
-    return Job(adapter, prompt, tuple(tokens), tuple(first - second for first, second in best))
+    def request(self, id, **changes):
+        name = self.names[id]
+        digest = self.digests.get(name)
+        root = namespace_root(
+            model="tiny", block_size=BLOCK, isolation_key="t", adapter=name, adapter_digest=digest
+        )
+        return replace(super().request(id, **changes), root=root, adapter=digest)
 
 
-def adapt(fresh, folder, seed, settings):
-    """Save random weights with the library, and let it load what it has saved."""
+def make_adapter(model, folder, seed, settings):
+    """Random weights, saved by the library."""
     torch.manual_seed(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers for a name on its way out
         wanted = peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **settings)
-        adapted = peft.get_peft_model(fresh(), wanted)
+        adapted = peft.get_peft_model(model, wanted)
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:
                 torch.nn.init.normal_(parameter, std=0.3)
         adapted.save_pretrained(folder)
-        return peft.PeftModel.from_pretrained(fresh(), folder).eval()
 
 
-def prompt(length: int) -> array:
-    return array("I", [(length * 7 + i * i * 31 + i * 13) % 256 for i in range(length)])
+def load_adapter(model, folder):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return peft.PeftModel.from_pretrained(model, folder).eval()
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory, raw_config_of) -> Site:
-    base = tmp_path_factory.mktemp("tiny")
-    (base / "config.json").write_text(json.dumps(raw_config_of(TINY)))
-    save_file(random_tensors(TINY, 0), base / "model.safetensors", metadata={"format": "pt"})
-
-    def fresh():
-        model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
-        model.generation_config.eos_token_id = None
-        return model
-
-    config = EngineConfig(model="tiny", dtype="fp32")
-    plain = fresh()
-    jobs = [greedy(plain, None, prompt(length)) for length in LENGTHS]
-    folders, digests = {}, {None: None}
+def folder(tmp_path_factory, raw_config_of):
+    """The tiny model, with its adapters below."""
+    folder = tmp_path_factory.mktemp("tiny")
+    (folder / "config.json").write_text(json.dumps(raw_config_of(TINY)))
+    save_file(random_tensors(TINY, 0), folder / "model.safetensors", metadata={"format": "pt"})
     for seed, (name, settings) in enumerate(ADAPTERS.items()):
-        folder = base / name
-        adapted = adapt(fresh, folder, seed, settings)
-        jobs += [greedy(adapted, name, prompt(length)) for length in LENGTHS]
-        folders[name], digests[name] = str(folder), read_adapter(config, str(folder)).digest
-    texts = {(job.adapter, job.tokens) for job in jobs if len(job.prompt) == 70}
-    assert len({tokens for _, tokens in texts}) == 3, "the adapters change nothing"
-    return Site(load_runner(config), folders, digests, tuple(jobs))
+        make_adapter(parity.reference_model(folder, torch.float32), folder / name, seed, settings)
+    return folder
 
 
-class Run:
-    """A worker over the site's runner that is fed the reference's tokens."""
+@pytest.fixture(scope="module", params=DTYPES)
+def case(request, folder):
+    """Every prompt with every adapter and without one. In bf16 two logits may trade places within twice the
+    library's own largest rounding error."""
+    dtype = DTYPES[request.param]
+    config = EngineConfig(model="tiny", dtype=request.param)
+    case = Adapted(load_runner(config), {}, {}, GENERATED)
+    for name in (None, *ADAPTERS):
+        model, exact = (parity.reference_model(folder, each) for each in (dtype, torch.float32))
+        if name is not None:
+            model, exact = (load_adapter(each, folder / name) for each in (model, exact))
+            case.folders[name] = str(folder / name)
+            case.digests[name] = read_adapter(config, case.folders[name]).digest
+        if dtype is not torch.float32:
+            case.close = max(case.close, 2 * difference(model, exact))
+        for length in LENGTHS:
+            id = len(case.prompts)
+            case.names[id], case.prompts[id] = name, prompt(length)
+            case.references[id] = parity.greedy(model, case.prompts[id], GENERATED)
+    longest = {case.references[id].tokens for id, text in case.prompts.items() if len(text) == LENGTHS[-1]}
+    assert len(longest) == 3, "the adapters change nothing"
+    return case
 
-    def __init__(self, site: Site, chunk: int, blocks: int = 400, **config) -> None:
-        self.site = site
-        self.now = 0
-        settings = EngineConfig(
-            cost=CostModel(b=1e-9),
-            memory=MemoryConfig(kv_blocks=blocks, block_size=BLOCK),
-            scheduler=SchedulerConfig(max_step_tokens=2 * chunk, prefill_chunk=chunk),
-            **config,
-        )
-        site.runner.allocate(blocks, BLOCK)
-        facts = {name: getattr(site.runner, name) for name in ("eos_ids", "max_positions", "vocabulary")}
-        self.worker = Worker(settings, 0, "parity", **facts)
-        for name, folder in site.folders.items():
-            self.tell(m.LoadAdapter(site.digests[name], folder))
 
-    def tell(self, message) -> None:
-        self.worker.receive(message, self.now)
+def prompt(length):
+    return [(length * 7 + i * i * 31 + i * 13) % 256 for i in range(length)]
 
-    def serve(self, before_step=lambda number: None) -> dict[int, m.Done]:
-        """All jobs at once; every token is compared. ``before_step`` may do anything to the worker."""
-        jobs, done, said = self.site.jobs, {}, {}
-        for id, job in enumerate(jobs, start=1):
-            self.tell(m.Submit(self.request(id, job)))
-        wrong = []
-        for number in range(1000):
-            before_step(number)
-            self.now += 1
-            plan = self.worker.plan(self.now)
-            if plan is None:  # only while blocks are kept from it
-                continue
-            result = self.site.runner.execute(plan)
-            assert not result.failed, result.errors
-            forced = list(result.tokens)
-            for index, row in enumerate(plan.rows):
-                if row.samples:
-                    job = jobs[row.id - 1]
-                    forced[index] = job.tokens[row.draw]
-                    if result.tokens[index] != forced[index] and job.gaps[row.draw] >= CLOSE:
-                        wrong.append((job.adapter, len(job.prompt), row.draw, job.gaps[row.draw]))
-            self.worker.commit(plan, replace(result, tokens=tuple(forced)), self.now)
-            for message in self.worker.take_outbox():
-                if isinstance(message, m.Done):
-                    done[message.id] = message
-                elif isinstance(message, m.TokensOut):
-                    said.setdefault(message.id, []).extend(message.ids)
-            if len(done) == len(jobs):
-                break
-        assert not wrong, f"(adapter, prompt, index, gap): {wrong}"
-        assert all(end.reason is Finish.LENGTH for end in done.values()), done
-        assert said == {id: list(job.tokens) for id, job in enumerate(jobs, start=1)}
-        assert not self.worker.audit()["violations"]
-        return done
 
-    def request(self, id: int, job: Job) -> Request:
-        digest = self.site.digests[job.adapter]
-        root = namespace_root(
-            model="tiny", block_size=BLOCK, isolation_key="t", adapter=job.adapter, adapter_digest=digest
-        )
-        sampling = Sampling(ignore_eos=True)
-        return Request(id, job.prompt, root, (), GENERATED, sampling=sampling, adapter=digest)
+def difference(one, other) -> float:
+    """The largest of any logit."""
+    ids = torch.tensor([prompt(LENGTHS[-1])])
+    with torch.inference_mode():
+        return float((one(ids).logits.float() - other(ids).logits).abs().max())
 
 
 @pytest.mark.parametrize("chunk", [16, 64, 512])
-def test_base_and_adapters_in_one_batch_cold_and_from_hits(site, chunk):
+def test_base_and_adapters_in_one_batch_cold_and_from_hits(case, chunk):
     """Every prompt with and without adapters at once: computed, each for itself, then read from cache."""
-    run = Run(site, chunk)
-    cold = run.serve()
-    assert not any(done.truth.hit_device for done in cold.values()), "K/V of one adapter served another"
-    warm = run.serve()
-    for id, job in enumerate(site.jobs, start=1):
-        assert warm[id].truth.hit_device == (len(job.prompt) - 1) // BLOCK * BLOCK
+    worker = case.worker(chunk)
+    assert not any(hits(case.generate(worker, case.prompts)).values()), "K/V of one adapter served another"
+    assert hits(case.generate(worker, case.prompts)) == all_but_the_last_token(case.prompts)
 
 
-def test_preempted_and_computed_again(site):
+def test_preempted_and_computed_again(case):
     """Who loses its blocks goes on with the adapter that it began with."""
-    run = Run(site, 64, blocks=120)
-    done = run.serve(lambda number: run.tell(m.Ballast(120 if number % 8 > 3 else 0)))
-    preempted = {site.jobs[id - 1].adapter for id, end in done.items() if end.truth.preemptions}
-    assert preempted >= {"plain", "fancy"}, "nobody with an adapter was preempted"
+    worker = case.worker(64, blocks=11, admission=AdmissionConfig(policy="prompt"))
+    growing = [id for id, text in case.prompts.items() if case.names[id] and len(text) in (15, 16, 33)]
+    done = case.generate(worker, growing)
+    assert any(end.truth.preemptions for end in done.values()), "nobody was preempted"
 
 
-def test_more_adapters_than_places(site):
+def test_more_adapters_than_places(case):
     """With one place adapters take turns, and every text is still its own."""
-    run = Run(site, 64, max_adapters=1)
-    run.serve()
+    worker = case.worker(64, max_adapters=1)
+    case.generate(worker, case.prompts)
+
+
+def test_choices(case):
+    """Forks of a prefill go on with its adapter."""
+    worker = case.worker(64)
+    case.generate(worker, [id for id, text in case.prompts.items() if len(text) == 33], n=3)

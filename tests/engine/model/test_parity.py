@@ -4,11 +4,20 @@ from array import array
 from functools import cached_property
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from engine.config import AdmissionConfig, CacheConfig, DiskConfig, EngineConfig, TiersConfig  # noqa: E402
+from engine.config import (  # noqa: E402
+    POLICIES,
+    AdmissionConfig,
+    CacheConfig,
+    DiskConfig,
+    EngineConfig,
+    TiersConfig,
+)
 from engine.kv.disk import DiskStore  # noqa: E402
 from engine.model import load_runner, load_tokenizer  # noqa: E402
 from engine.model.byte_tokenizer import ByteTokenizer  # noqa: E402
@@ -173,6 +182,31 @@ def test_choices_preempted_and_resumed(case, preemption):
     worker = case.worker(64, TIGHT, admission=admission, preemption=preemption, cache=cache)
     done = case.generate(worker, case.prompts, n=2)
     assert sum(message.truth.preemptions for message in done.values()) > 0
+
+
+@settings(max_examples=4)
+@given(st.data())
+def test_any_mixture(case, data):
+    """Whatever policies, pool, tiers, chunks and choices: two waves of prompts, the second of them partly
+    from what is left of the first."""
+    chunk = data.draw(st.sampled_from([16, 40, 512]), "chunk")
+    blocks = data.draw(st.integers(TIGHT, 60), "blocks")
+    tiers = data.draw(st.sampled_from([{}, {"host": ROOMY}, {"swap": ROOMY}, {"host": ROOMY, "swap": ROOMY}]))
+    worker = case.worker(
+        chunk,
+        blocks,
+        admission=AdmissionConfig(policy=data.draw(st.sampled_from(list(POLICIES["admission.policy"])))),
+        preemption="swap" if "swap" in tiers else "recompute",
+        cache=CacheConfig(
+            eviction=data.draw(st.sampled_from(list(POLICIES["cache.eviction"]))),
+            tiers=TiersConfig(**FAST, **tiers),
+        ),
+    )
+    for wave in range(2):
+        ids = data.draw(
+            st.lists(st.sampled_from(list(case.prompts)), min_size=1, unique=True), f"wave {wave}"
+        )
+        case.generate(worker, ids, n=data.draw(st.integers(1, 2), "n"))
 
 
 # --- the built-in and the pulled model

@@ -1,12 +1,15 @@
 """The bytes of single tokens, which logprobs show and schemas are followed by."""
 
 import json
+from array import array
 
 import pytest
 
 from engine.model.byte_tokenizer import ByteTokenizer
+from engine.model.grammar import Matchers, Schemas
 from engine.model.hf_tokenizer import HfTokenizer
 from engine.model.pull import is_pulled, model_folder
+from engine.model.schema_text import SchemaError
 from engine.model.words import WordsTokenizer
 
 TEXTS = [
@@ -75,6 +78,30 @@ def test_special_tokens_are_known(byte_level):
 def test_ids_without_a_token_are_nothing(byte_level):
     """Vocabularies may have holes."""
     assert byte_level.piece(5000) == b""
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentence_pieces", "bytes"])
+def test_a_schema_is_followed_by_pieces(kind, request, monkeypatch):
+    """Only tokens that begin with what may come are let through; a special token is no text."""
+    pytest.importorskip("llguidance")
+    tokenizer = ByteTokenizer() if kind == "bytes" else request.getfixturevalue(kind)
+    if not tokenizer.eos_ids:
+        with pytest.raises(SchemaError, match="no end-of-sequence"):
+            Schemas(tokenizer).check('{"const": "a"}')
+        monkeypatch.setattr(tokenizer, "eos_ids", frozenset(tokenizer.special_ids))
+    matchers = Matchers(Schemas(tokenizer))
+    everything = range(tokenizer.vocabulary)
+    output = array("I")
+    for text in (b'"', b"a", b'"'):
+        allowed = matchers.allowed(1, 0, '{"const": "a"}', output)
+        let_through = [i for i in everything if allowed[i]]
+        assert [tokenizer.piece(i) for i in let_through] == [text], "of tokens for the same bytes the last"
+        output.append(let_through[0])
+    allowed = matchers.allowed(1, 0, '{"const": "a"}', output)
+    assert {i for i in everything if allowed[i]} == tokenizer.eos_ids
+    inside = matchers.allowed(2, 0, '{"type": "string"}', output[:1])
+    assert not any(inside[i] for i in tokenizer.special_ids), "their names are no text"
+    assert sum(inside) > 3
 
 
 @pytest.mark.model

@@ -83,28 +83,31 @@ def test_draws_have_the_distribution_that_was_asked_for(name):
     assert p_value(PEAKED, SETTINGS[name]) > HALF
 
 
-def _one_less(weights, p):
+RIGHT_TOP_P, RIGHT_TOP_K, RIGHT_CANDIDATES = sampling._top_p, sampling._top_k, sampling._candidates
+
+
+def one_less(weights, p):
     kept = RIGHT_TOP_P(weights, p)
-    least = kept[kept > 0].min()
-    return kept.where(kept != least, 0.0)
+    return kept[kept != kept[weights[kept].argmin()]]
 
 
-RIGHT_TOP_P, RIGHT_TOP_K, RIGHT_WEIGHTS = sampling._top_p, sampling._top_k, sampling._weights
+def mutated(**how):
+    """The sampler with other parameters than those that were asked for."""
+
+    def candidates(scores, asked):
+        changed = {name: change(getattr(asked, name)) for name, change in how.items()}
+        return RIGHT_CANDIDATES(scores, replace(asked, **changed))
+
+    return candidates
+
+
 MUTANTS = {
-    "top-p one token early": ("top_p", "_top_p", _one_less),
+    "top-p one token early": ("top_p", "_top_p", one_less),
     "top-p one token late": ("top_p", "_top_p", lambda weights, p: RIGHT_TOP_P(weights, p + 0.1)),
-    "top-k one too many": ("top_k", "_top_k", lambda weights, k: RIGHT_TOP_K(weights, k + 1)),
-    "temperature inverted": (
-        "cold",
-        "_weights",
-        lambda scores, how: RIGHT_WEIGHTS(scores, replace(how, temperature=1 / how.temperature)),
-    ),
-    "temperature ignored": (
-        "hot",
-        "_weights",
-        lambda scores, how: RIGHT_WEIGHTS(scores, replace(how, temperature=1)),
-    ),
-    "min-p ignored": ("min_p", "_weights", lambda scores, how: RIGHT_WEIGHTS(scores, replace(how, min_p=0))),
+    "top-k one too many": ("top_k", "_top_k", lambda scores, k: RIGHT_TOP_K(scores, k + 1)),
+    "temperature inverted": ("cold", "_candidates", mutated(temperature=lambda t: 1 / t)),
+    "temperature ignored": ("hot", "_candidates", mutated(temperature=lambda t: 1.0)),
+    "min-p ignored": ("min_p", "_candidates", mutated(min_p=lambda p: 0.0)),
     "draws not uniform": ("temperature", "uniform", lambda *key: uniform(*key) ** 1.2),
 }
 
@@ -201,15 +204,14 @@ def test_top_k_keeps_exactly_the_k_largest(weights, k):
     """Of equal ones those of lower ids, so that the cut is the same everywhere."""
     ranked = sorted(range(len(weights)), key=lambda token: (-weights[token], token))[:k]
     kept = sampling._top_k(torch.tensor(weights, dtype=torch.float64), min(k, len(weights)))
-    assert kept.tolist() == [weight if token in ranked else 0.0 for token, weight in enumerate(weights)]
+    assert kept.tolist() == sorted(ranked)
 
 
 @given(WEIGHTS, st.floats(0, 0.999))
 def test_top_p_keeps_the_fewest_that_reach_the_share(weights, p):
     """The largest ones; without the least of them the share is missed."""
-    kept = sampling._top_p(torch.tensor(weights, dtype=torch.float64), p)
-    chosen = [token for token, weight in enumerate(kept.tolist()) if weight > 0]
-    assert all(kept[token] == weights[token] for token in chosen)
+    chosen = sampling._top_p(torch.tensor(weights, dtype=torch.float64), p).tolist()
+    assert chosen == sorted(chosen)
     others = [weight for token, weight in enumerate(weights) if token not in chosen]
     assert min(weights[token] for token in chosen) >= max(others, default=0.0)
     wanted, slack = p * sum(weights), 1e-9

@@ -1,6 +1,7 @@
 """Folders in Hugging Face layout: the good ones load, the broken ones say what is wrong and where."""
 
 import json
+import math
 import os
 import shutil
 from dataclasses import replace
@@ -10,9 +11,12 @@ import pytest
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")
 
+from hypothesis import given  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
 from engine.model.config_json import read_config  # noqa: E402
 from engine.model.decoder_config import TINY, ModelError  # noqa: E402
-from engine.model.tensor_file import each_tensor  # noqa: E402
+from engine.model.tensor_file import WIDTHS, each_tensor  # noqa: E402
 from engine.model.weights import (  # noqa: E402
     check_weights,
     expected_shapes,
@@ -156,6 +160,56 @@ def test_gaps_between_tensors_are_refused(tmp_path):
         else:
             with pytest.raises(ValueError, match="tensor b begins at byte"):
                 list(each_tensor(path))
+
+
+@given(st.data())
+def test_no_content_of_a_file_is_anything_but_read_or_refused(content, data):
+    """Bytes changed, cut or put in at random: tensors, or a ValueError that names the file."""
+    path, whole = content
+    changed = bytearray(whole)
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, 200))
+        changed[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=3))
+    path.write_bytes(changed[: data.draw(st.integers(0, len(changed) + 1))])
+    refused = str(path)
+    try:
+        for _, tensor in each_tensor(path):
+            assert len(tensor.data) == math.prod(tensor.shape) * WIDTHS[tensor.dtype]
+    except ValueError as error:
+        refused = str(error)
+    assert str(path) in refused
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        None,
+        7,
+        {},
+        {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [True], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [1], "data_offsets": [0, 8]},
+        {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]},
+        {"dtype": "F32", "shape": [10**30], "data_offsets": [0, 4 * 10**30]},
+    ],
+)
+def test_entries_that_describe_no_tensor_are_refused(tmp_path, entry):
+    """By name, with what stands there."""
+    path = tmp_path / "x.safetensors"
+    text = json.dumps({"a": entry}).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
+    with pytest.raises(ValueError, match=r"x\.safetensors: (tensor a|has \d+ bytes, its header says)"):
+        list(each_tensor(path))
+
+
+@pytest.fixture(scope="module")
+def content(tmp_path_factory):
+    """A file with three small tensors: (a path to write to, its bytes)."""
+    path = tmp_path_factory.mktemp("content") / "x.safetensors"
+    tensors = {"a": torch.ones(2, 3), "b": torch.ones(5).half(), "c": torch.ones(1).bfloat16()}
+    safetensors.save_file(tensors, path)
+    return path, path.read_bytes()
 
 
 def test_what_cannot_be_read_is_a_model_error(folder, small_config):
