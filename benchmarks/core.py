@@ -202,10 +202,11 @@ def main() -> None:
     table("pool blocks", pools)
     queues = over_queues(asked.steps, 1_000 if asked.quick else 10_000)
     table("worker's backlog", queues)
-    print(f"\n{'gateway queue':>18} {'token':>10} {'submit':>10} {'end':>10}")
+    kinds = ("first", "token", "submit", "end")
+    print(f"\n{'gateway queue':>18} " + " ".join(f"{kind:>10}" for kind in kinds))
     gateway = {n: gateway_costs(n, asked.steps) for n in QUEUES if not asked.quick or n <= 1_000}
     for n, times in gateway.items():
-        print(f"{n:>18,} " + " ".join(f"{us(times[what]):>10}" for what in ("token", "submit", "end")))
+        print(f"{n:>18,} " + " ".join(f"{us(times[what]):>10}" for what in kinds))
     match = prefix_match(LONG_PROMPT, 21)
     print(f"\nprompt of {LONG_PROMPT:,} tokens: match {us(match['match'])}, digests {us(match['digests'])}")
     print(

@@ -61,9 +61,10 @@ class Gate:
 
 
 def gateway_costs(waiting: int, rounds: int) -> dict[str, float]:
-    """Median seconds of a token message, of a submit, and of an end with the next dispatch."""
+    """Median seconds of a token message of a request in decode, of a first token (after which somebody else
+    may be sent), of a submit, and of an end with the next dispatch."""
     gate = Gate(waiting)
-    times: dict[str, list[float]] = {"token": [], "submit": [], "end": []}
+    times: dict[str, list[float]] = {"first": [], "token": [], "submit": [], "end": []}
 
     def timed(what: str, function: Callable[..., None], *arguments: Any) -> None:
         began = time.thread_time()
@@ -73,6 +74,7 @@ def gateway_costs(waiting: int, rounds: int) -> dict[str, float]:
     with no_collection():
         for number in range(rounds):
             runner = gate.sent[number]
+            timed("first", gate.say, m.TokensOut(runner.id, 1, (7,)))
             timed("token", gate.say, m.TokensOut(runner.id, 1, (7,)))
             timed("submit", gate.submit, 1_000_000 + number)
             truth = WorkerTruth(first_scheduled=1, prompt=len(runner.tokens), generated=2)

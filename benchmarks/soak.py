@@ -94,7 +94,7 @@ class Soak:
         self._truth = 0
 
     def _runner(self, worker: int) -> SimulatedRunner:
-        return SimulatedRunner(self.config.cost, self.config.seed, worker)
+        return SimulatedRunner(self.config.cost, self.config.seed, worker, tiers=self.config.cache.tiers)
 
     async def run(self, requests: int, waves: int) -> Report:
         await self.fleet.start()

@@ -119,18 +119,19 @@ class RouterConfig:
 
 @dataclass(frozen=True, slots=True)
 class DiskConfig:
-    """The slowest tier: a folder that this engine alone uses."""
+    """The slowest tier: a folder that this engine alone uses, emptied when it starts. Each worker has its own
+    in it, of ``size`` bytes of K/V."""
 
     path: str
     size: Bytes
     bandwidth: Bytes = 1_000_000_000
-    """Bytes/s: what a transfer is expected to take, in the decision and in virtual time."""
+    """Bytes/s that a transfer is expected to make at first, and in virtual time; measured ones correct it."""
     latency: Seconds = 0.001
 
 
 @dataclass(frozen=True, slots=True)
 class TiersConfig:
-    """Where evicted blocks go (ENGINE E45). Nothing set: they are gone."""
+    """Where evicted blocks go (ENGINE E45), sizes by worker. Nothing set: they are gone."""
 
     host: Bytes | None = None
     host_bandwidth: Bytes = 8_000_000_000

@@ -39,6 +39,7 @@ _AT_LEAST: Mapping[Place, float] = {
     ("router", "decode_weight"): 0,
     ("router", "max_dispatched"): 1,
     ("health", "max_restarts_per_minute"): 0,
+    ("cost", "sigma"): 0,
     ("max_adapters",): 1,
     ("max_lora_rank",): 1,
 }
@@ -152,6 +153,10 @@ def conflicts(config: EngineConfig) -> Iterator[tuple[Place, str]]:
     if config.preemption == "none" and policy != "lifetime":
         message = f"none takes no blocks back, which needs admission.policy lifetime, not {policy}"
         yield ("preemption",), message
+    if config.preemption == "none" and config.priority_preemption:
+        yield ("preemption",), "none takes no blocks back, so there is no priority_preemption with it"
+    if not config.cost.a + config.cost.b > 0:
+        yield ("cost", "a"), "a step with prompt tokens takes some time: a or b must be above 0s"
     if config.preemption == "swap" and not config.cache.tiers.swap:
         yield ("preemption",), "swap needs memory to swap to: set cache.tiers.swap"
 

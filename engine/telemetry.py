@@ -125,7 +125,11 @@ _ENGINE = (
         cause=("capacity", "ttl", "bad"),
         tier=("device", "host", "disk"),
     ),
-    _counter("engine_swapped_blocks", "Blocks of preempted requests moved to host memory and back", direction=("out", "in")),
+    _counter(
+        "engine_swapped_blocks",
+        "Blocks of preempted requests moved to host memory and back",
+        direction=("out", "in"),
+    ),
     _counter("engine_duplicate_blocks", "Blocks computed although their content was cached"),
     _counter("engine_prefix_collisions", "Digest matches with other tokens (counted as misses)"),
     _counter("engine_allocation_failures", "Allocations that the pool could not serve"),

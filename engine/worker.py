@@ -204,6 +204,7 @@ class Worker:
             return
         switched_off = self.config.cache.enabled and not config.cache.enabled
         self.scheduler.configure(config)
+        self.accounts.configure(config)
         if switched_off:
             self._clear()
 

@@ -8,7 +8,7 @@ import os
 import secrets
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from aiohttp import web
 
@@ -18,6 +18,10 @@ from engine.fleet.backend import Rejected
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 MAX_HOLD_WAIT_S = 60.0
+MOST = 2**53
+"""No number goes to a worker that JSON and msgpack could not both carry."""
+
+N = TypeVar("N", int, float)
 
 
 class Controls(Protocol):
@@ -131,7 +135,7 @@ class AdminDoor:
         verb = verbs.get(request.match_info["verb"])
         if verb is None:
             raise LookupError(f"workers have no {request.match_info['verb']}; they have {', '.join(verbs)}")
-        await verb(int(request.match_info["worker"]))
+        await verb(_number("worker", request.match_info["worker"]))
 
     async def _hold(self, request: web.Request) -> dict[str, Any]:
         body = await _body(request)
@@ -141,8 +145,8 @@ class AdminDoor:
         return {"hold_id": await self._controls.hold(phase, body.get("request"), body.get("worker"))}
 
     async def _held(self, request: web.Request) -> dict[str, Any]:
-        timeout = min(float(request.query.get("timeout", "0")), MAX_HOLD_WAIT_S)
-        return {"held": await self._controls.held(int(request.match_info["hold_id"]), timeout)}
+        timeout = min(_number("timeout", request.query.get("timeout", "0"), float), MAX_HOLD_WAIT_S)
+        return {"held": await self._controls.held(_number("hold", request.match_info["hold_id"]), timeout)}
 
     async def _release(self, request: web.Request) -> None:
         await self._controls.release(_integer(await _body(request), "hold_id"))
@@ -160,7 +164,7 @@ class AdminDoor:
         await self._controls.unload_adapter(request.match_info["name"])
 
     async def _truth(self, request: web.Request) -> web.StreamResponse:
-        rows = await self._controls.truth(int(request.query.get("after", "0")))
+        rows = await self._controls.truth(_number("after", request.query.get("after", "0")))
         lines = b"".join(dump(row) + b"\n" for row in rows)
         return web.Response(body=lines, content_type="application/x-ndjson")
 
@@ -181,7 +185,17 @@ def _integer(body: dict[str, Any], key: str) -> int:
     value = body.get(key)
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"{key}: a whole number is needed, not {value!r}")
+    if abs(value) > MOST:
+        raise ValueError(f"{key}: at most {MOST}")
     return value
+
+
+def _number(name: str, text: str, kind: type[N] = int) -> N:
+    """A number that stands in the address."""
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"{name}: a number is needed, not {text[:80]!r}") from None
 
 
 def _json(value: Any, status: int = 200) -> web.Response:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any
 
 from engine.api.choices import Part
@@ -14,7 +12,9 @@ from engine.api.openai import Call
 from engine.fleet.backend import Ended
 
 DONE = b"data: [DONE]\n\n"
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_CHAT = "chat.completion", "chat.completion.chunk", "chatcmpl"
+_TEXT = "text_completion", "text_completion", "cmpl"
+"""What answers and their chunks are called, and what their ids begin with."""
 
 
 def dump(value: Any) -> bytes:
@@ -27,70 +27,59 @@ def event(value: Any) -> bytes:
     return b"data: " + dump(value) + b"\n\n"
 
 
-@dataclass(frozen=True, slots=True)
 class Answer:
     """Formats one request's answer. ``created`` is unix time in whole seconds, ``piece`` the bytes of a
     token. Ids and logprobs are there only if the client asked for them."""
 
-    id: int
-    created: int
-    call: Call
-    piece: Piece
+    def __init__(self, id: int, created: int, call: Call, piece: Piece) -> None:
+        self.id = id
+        self._call = call
+        self._piece = piece
+        self._whole, chunk, prefix = _CHAT if call.chat else _TEXT
+        # Made once: there is a chunk for nearly every token.
+        self._head = {"id": f"{prefix}-{id}", "object": chunk, "created": created, "model": call.model}
 
     def chunk(self, index: int, part: Part, first: bool) -> bytes:
         """One token-bearing event of choice ``index``. The first of a chat's choice names the role."""
-        if self.call.chat:
-            role = {"role": "assistant"} if first else {}
-            body: dict[str, Any] = {"delta": {**role, "content": part.text}}
+        if self._call.chat:
+            delta = {"role": "assistant", "content": part.text} if first else {"content": part.text}
+            body: dict[str, Any] = {"delta": delta}
         else:
             body = {"text": part.text}
-        return self._event([self._choice(index, body, part, None)])
+        return event({**self._head, "choices": [self._choice(index, body, part, None)]})
 
     def finish(self, index: int, reason: str) -> bytes:
         """The event with a choice's finish reason, without text."""
-        body: dict[str, Any] = {"delta": {}} if self.call.chat else {"text": ""}
-        return self._event([{"index": index, **body, "logprobs": None, "finish_reason": reason}])
+        body: dict[str, Any] = {"delta": {}} if self._call.chat else {"text": ""}
+        choice = {"index": index, **body, "logprobs": None, "finish_reason": reason}
+        return event({**self._head, "choices": [choice]})
 
     def usage(self, ended: Ended, generated: int) -> bytes:
         """The usage event: no choices, usage and the headrace object."""
-        return self._event([], _account(ended, generated))
+        return event({**self._head, "choices": [], **_account(ended, generated)})
 
     def whole(self, choices: Sequence[tuple[Part, str]], ended: Ended, generated: int) -> bytes:
         """Everything at once: the output of each choice and its finish reason."""
         bodies = []
         for index, (part, reason) in enumerate(choices):
             message = {"message": {"role": "assistant", "content": part.text}}
-            body = message if self.call.chat else {"text": part.text}
+            body = message if self._call.chat else {"text": part.text}
             bodies.append(self._choice(index, body, part, reason))
-        return dump({**self._head(chunk=False), "choices": bodies, **_account(ended, generated)})
+        head = {**self._head, "object": self._whole}
+        return dump({**head, "choices": bodies, **_account(ended, generated)})
 
     def _choice(self, index: int, body: dict[str, Any], part: Part, reason: str | None) -> dict[str, Any]:
         choice = {"index": index, **body, "logprobs": self._logprobs(part), "finish_reason": reason}
-        if self.call.return_token_ids:
+        if self._call.return_token_ids:
             choice["token_ids"] = list(part.ids)
         return choice
 
     def _logprobs(self, part: Part) -> dict[str, Any] | None:
-        if self.call.sampling.logprobs is None or len(part.logprobs) != len(part.ids):
+        if self._call.sampling.logprobs is None or len(part.logprobs) != len(part.ids):
             return None
-        if self.call.chat:
-            return of_chat(part.logprobs, self.piece)
-        return of_completion(part.logprobs, part.offsets, self.piece)
-
-    def _event(self, choices: list[dict[str, Any]], more: Mapping[str, Any] = _NOTHING) -> bytes:
-        return event({**self._head(chunk=True), "choices": choices, **more})
-
-    def _head(self, chunk: bool) -> dict[str, Any]:
-        if self.call.chat:
-            kind, prefix = ("chat.completion.chunk" if chunk else "chat.completion"), "chatcmpl"
-        else:
-            kind, prefix = "text_completion", "cmpl"
-        return {
-            "id": f"{prefix}-{self.id}",
-            "object": kind,
-            "created": self.created,
-            "model": self.call.model,
-        }
+        if self._call.chat:
+            return of_chat(part.logprobs, self._piece)
+        return of_completion(part.logprobs, part.offsets, self._piece)
 
 
 def _account(ended: Ended, generated: int) -> dict[str, Any]:
@@ -99,7 +88,7 @@ def _account(ended: Ended, generated: int) -> dict[str, Any]:
         "completion_tokens": generated,
         "total_tokens": ended.prompt + generated,
         "prompt_tokens_details": {
-            "cached_tokens": sum(ended.hits.values()),
+            "cached_tokens": ended.cached,
             "created_cache_tokens": ended.created_cache,
         },
     }

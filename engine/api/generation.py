@@ -117,9 +117,8 @@ class Generation:
         if choice.reason is None:
             return
         if all(other.reason is not None for other in self._choices):
-            self._backend.cancel(
-                answer.id, Finish.STOP
-            )  # the end of the last one is shown with the request's
+            # The end of the last one is shown with the request's.
+            self._backend.cancel(answer.id, Finish.STOP)
             return
         self._close(answer, choice)
         if what.finish is None:

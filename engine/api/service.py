@@ -156,7 +156,7 @@ class Service:
         deadline = deadline_of(request.headers)
         class_, payer = request.headers.get("x-headrace-class", DEFAULT_CLASS), tenant(request.headers)
         try:
-            self._front.admits(class_, tenant(request.headers))
+            self._front.admits(class_, payer)
         except Rejected as rejected:
             raise of_rejected(rejected) from rejected
         return Ask(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -78,6 +78,11 @@ class Ended:
     retriable: bool = False
     times: dict[str, int | None] = field(default_factory=dict)
     """ns: received, queued, dispatched, first_scheduled, prefill_done, finished."""
+
+    @property
+    def cached(self) -> int:
+        """Prompt tokens read from cache."""
+        return sum(self.hits.values())
 
 
 StreamEvent = Generated | Ended

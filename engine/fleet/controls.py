@@ -16,7 +16,7 @@ from engine.config import ClassConfig, EngineConfig, TenantConfig
 from engine.config_bounds import problems
 from engine.config_io import config_to_dict
 from engine.plain import from_plain
-from engine.sched.controls import CONTROLS, apply_changes
+from engine.sched.controls import CONTROLS, ECHOES, apply_changes
 
 GATEWAY_CONTROLS: Mapping[str, tuple[str, str]] = {
     "order": ("queue", "order"),
@@ -72,7 +72,9 @@ def changed(config: EngineConfig, changes: Mapping[str, Any]) -> tuple[EngineCon
     wrong = wrong or [f"{'.'.join(place)}: {message}" for place, message in problems(config)]
     if wrong:
         raise ValueError("; ".join(wrong))
-    return config, for_workers
+    told = {place[0] if place[0] in ECHOES else place[-1] for place, _ in ours} & ECHOES.keys()
+    plain = config_to_dict(config)
+    return config, for_workers | {name: _at(plain, ECHOES[name]) for name in told}
 
 
 def effective(config: EngineConfig) -> dict[str, Any]:

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Literal
 
 from engine.config import EngineConfig
+from engine.kv.blocks import blocks_for
 from engine.kv.disk import DiskRefused, DiskStore
+from engine.kv.places import Sizes
 from engine.model.adapter import AdapterFacts, adapter_facts
 from engine.model.byte_tokenizer import ByteTokenizer
 from engine.model.config_json import read_config
@@ -38,6 +40,9 @@ SIMULATED_BLOCKS = 4096
 _BYTES = {"fp32": 4, "bf16": 2}
 _CPU_SHARE = 0.5
 """Share of this machine's memory that all workers together take unless told otherwise (E10)."""
+_CONTEXTS = 4
+"""The contexts of so many full batches is all that a worker caches unless told otherwise: a tiny model's
+block has some KB, and a million of them take longer to make than they are worth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,11 @@ def check(config: EngineConfig) -> None:
         check_weights(model, shape)
     if shape is not None and importlib.util.find_spec("torch") is None:
         raise ModelError([f"model {config.model!r} needs torch: pip install 'headrace[engine]'"])
+    if shape is not None:
+        try:
+            Sizes.of(config.cache.tiers, config.memory.block_size * kv_bytes_per_token(config))
+        except ValueError as error:
+            raise ModelError([str(error)]) from error
     for folder in config.adapters.values():
         read_adapter(config, folder)
 
@@ -194,7 +204,8 @@ def budget(config: EngineConfig) -> Budget:
     """Usable KV blocks of one worker and what they cost. Raises ModelError if not one block fits.
 
     ``memory.kv_blocks`` as it is; else what ``memory.total`` (by default half of this machine's memory,
-    shared by the workers) leaves beside the weights and the adapters loaded at start.
+    shared by the workers) leaves beside the weights and the adapters loaded at start. By default a small
+    model gets no more than ``_CONTEXTS`` times the longest context for each request that may run.
     """
     memory = config.memory
     if memory.kv_blocks is not None and memory.kv_blocks < 1:
@@ -212,6 +223,10 @@ def budget(config: EngineConfig) -> Budget:
             memory.total if memory.total is not None else int(_CPU_SHARE * machine_memory() / config.workers)
         )
         blocks = (total - weights - adapters) // per_block - 1  # one more is made: the null block
+        if memory.total is None:
+            longest = min(config.max_model_len or shape.max_positions, shape.max_positions)
+            useful = _CONTEXTS * config.scheduler.max_running * blocks_for(longest, memory.block_size)
+            blocks = min(blocks, useful)
         if blocks < 1:
             beside = f" and {adapters / 1e6:.1f} MB of adapters" if adapters else ""
             raise ModelError(

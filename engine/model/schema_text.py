@@ -4,13 +4,17 @@ tokens than there are."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 MAX_BYTES = 64 * 1024
 MAX_DEPTH = 64
 MAX_MERGED = 8
 """String patterns in a schema that merges parts: n merged patterns cost the library about 3**n."""
+MAX_MULTIPLES = 5_000
+"""Of multipleOf, about 20 us for each unit: in sum, or as a product where parts are merged."""
 MAX_REFS = 128
 """Different references up to which it is looked whether the output can end."""
 _NOTES = {"title", "description", "default", "examples", "deprecated", "$comment", "$schema", "$id", "$defs"}
@@ -34,12 +38,7 @@ def check_text(schema: str) -> None:
     if not isinstance(root, dict):
         raise SchemaError("the schema must be a JSON object")
     parts = list(_objects(root))
-    patterns = sum(map(_patterns, parts))
-    if patterns > MAX_MERGED and any(map(_merges, parts)):
-        raise SchemaError(
-            f"the schema merges parts (allOf, or a $ref with keywords beside it) and has {patterns} patterns "
-            f"and formats; at most {MAX_MERGED} are taken then"
-        )
+    _check_cost(parts, any(map(_merges, parts)))
     references = {ref for part in parts if isinstance(ref := part.get("$ref"), str) and ref.startswith("#")}
     if len(references) <= MAX_REFS and not _can_end(root, _that_end(root, references)):
         raise SchemaError("nothing can meet this schema: each required part needs another one, without end")
@@ -59,6 +58,29 @@ def _objects(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def _inside(value: Any) -> list[Any]:
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [part for part in parts if isinstance(part, dict | list)]
+
+
+def _check_cost(parts: list[dict[str, Any]], merging: bool) -> None:
+    """Raises SchemaError for what the library would work on for seconds, or for ever."""
+    patterns = sum(map(_patterns, parts))
+    if merging and patterns > MAX_MERGED:
+        raise SchemaError(
+            f"the schema merges parts (allOf, or a $ref with keywords beside it) and has {patterns} patterns "
+            f"and formats; at most {MAX_MERGED} are taken then"
+        )
+    multiples = [_digits(part["multipleOf"]) for part in parts if "multipleOf" in part]
+    if (math.prod(multiples) if merging else sum(multiples)) > MAX_MULTIPLES:
+        first = ", ".join(map(str, multiples[:5]))
+        how = "multiplied, since the schema merges parts," if merging else "together"
+        raise SchemaError(f"multipleOf: {first} (digits without the point) are {how} above {MAX_MULTIPLES}")
+
+
+def _digits(number: Any) -> int:
+    """1250 as it is, 0.05 as 5: so many states has the automaton of its multiples, or less."""
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return 1  # the library says what is wrong with it
+    _, digits, exponent = Decimal(repr(number)).as_tuple()
+    return int("".join(map(str, digits[:40])) + "0" * min(max(int(exponent), 0), 40))
 
 
 def _patterns(part: dict[str, Any]) -> int:

@@ -92,7 +92,7 @@ class SimulatedRunner:
         self._end = np.zeros(places, np.uint64)
         self._filled = np.zeros(places, np.int64)
         self._written_in = np.full(places, -1, np.int64)
-        self._disk: dict[tuple[bytes, bytes], tuple[Hashes, ...]] = {}
+        self._disk: dict[bytes, tuple[Hashes, ...]] = {}
         self._written_by: dict[int, tuple[int, int]] = {}
         self._tables: dict[tuple[int, int], tuple[tuple[int, ...], Blocks]] = {}
 
@@ -136,24 +136,25 @@ class SimulatedRunner:
         return tuple(index for index, move in enumerate(plan.transfers) if not self._moved(move))
 
     def _moved(self, transfer: Transfer) -> bool:
-        """A place that should have been filled and was not holds nothing."""
-        held = (self._slots, self._begin, self._end, self._filled, self._written_in)
-        move, key = transfer.move, (transfer.root, transfer.key)
+        """False if it did not happen; what it should have filled holds nothing then."""
+        move, key = transfer.move, transfer.key
         source = transfer.source + self._blocks * (move in (Move.LOAD, Move.SPILL))
         target = transfer.target + self._blocks * (move in (Move.SAVE, Move.FETCH))
+        held = (self._slots, self._begin, self._end, self._filled, self._written_in)
         fails = self.fails is not None and self.fails(transfer)
-        if move is Move.DROP:
-            self._disk = {known: kept for known, kept in self._disk.items() if known[1] != transfer.key}
-        elif move is Move.SPILL and not fails:
-            self._disk[key] = tuple(each[source].copy() for each in held)
-        elif move is not Move.SPILL and (fails or (move is Move.FETCH and key not in self._disk)):
-            self._filled[target] = 0
+        kept = self._disk.get(key) if move is Move.FETCH else tuple(each[source].copy() for each in held)
+        if move in (Move.SPILL, Move.DROP):
+            self._disk.pop(key, None)
+        if kept is None or fails:
+            if move not in (Move.SPILL, Move.DROP):
+                self._filled[target] = 0
             return False
-        elif move is not Move.SPILL:
-            kept = self._disk[key] if move is Move.FETCH else tuple(each[source] for each in held)
+        if move is Move.SPILL:
+            self._disk[key] = kept
+        elif move is not Move.DROP:
             for each, value in zip(held, kept, strict=True):
                 each[target] = value
-        return not fails
+        return True
 
     def _table(self, row: Row) -> Blocks:
         """The row's table as an array, made once per change of the table."""

@@ -28,13 +28,17 @@ class Accounts:
     def __init__(self, meter: Meter, cache: PrefixCache, config: EngineConfig) -> None:
         self.meter = meter
         self.cache = cache
-        self._queue, self._tenants = config.queue, config.tenants
+        self.configure(config)
         self._untold = 0
         """Tokens generated in this step, which the meter does not know of yet."""
         self._gaps: dict[tuple[int, str], int] = {}
         """Of these those with one before: (time of that one, class) -> how many."""
         self.lengths = OutputLengths()
         """Of the answers that came to their own end here."""
+
+    def configure(self, config: EngineConfig) -> None:
+        """Go by ``config`` from now on."""
+        self._queue, self._tenants = config.queue, config.tenants
 
     def taken(self, job: Job) -> None:
         self.meter.inc("headrace_engine_requests_total", class_=job.request.class_)

@@ -17,7 +17,7 @@ from engine.sched.adapters import Adapters
 from engine.sched.capacity import Capacity
 from engine.sched.holds import Holds
 from engine.sched.memory import Memory
-from engine.sched.outlook import Outlook
+from engine.sched.outlook import FIRST_RATIO, Outlook
 from engine.sched.sequence import Key, Sequence, State
 from engine.sched.step import Step
 
@@ -46,7 +46,9 @@ class Batch:
         self._admissions = 0
 
     def configure(self, config: EngineConfig) -> None:
-        """Go by ``config`` from the next step on."""
+        """Go by ``config`` from the next step on. A new policy of admission begins without experience."""
+        if config.admission.policy != self.config.admission.policy:
+            self.outlook.ratio = FIRST_RATIO
         self.config = config
         self.memory.configure(config)
 

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
-from engine.config import EngineConfig, FootprintOf, Preemption
+from engine.config import EngineConfig, FootprintOf, Preemption, TenantConfig
 from engine.config_bounds import conflicts
 from engine.kv.eviction import EVICTIONS
+from engine.plain import from_plain
 from engine.sched.admission import ADMISSIONS
 
 CONTROLS: Mapping[str, tuple[str, ...]] = {
@@ -36,6 +37,14 @@ CONTROLS: Mapping[str, tuple[str, ...]] = {
 }
 """Control -> where it stands in EngineConfig. The dotted place (``cache.ttl``) names it as well."""
 
+ECHOES: Mapping[str, tuple[str, ...]] = {
+    "input_weight": ("queue", "input_weight"),
+    "output_weight": ("queue", "output_weight"),
+    "tenants": ("tenants",),
+}
+"""Controls of the gateway that workers go by too, in evictions and metrics: it has judged them, and sends
+them whole."""
+
 CHOICES = {
     "admission": tuple(ADMISSIONS),
     "eviction": tuple(EVICTIONS),
@@ -54,7 +63,9 @@ def apply_changes(config: EngineConfig, changes: Mapping[str, Any]) -> EngineCon
     problems = []
     for key, value in changes.items():
         name = by_place.get(key, key)
-        if name not in CONTROLS:
+        if name in ECHOES:
+            config = _replaced(config, ECHOES[name], _tenants(value) if name == "tenants" else value)
+        elif name not in CONTROLS:
             near = difflib.get_close_matches(key, [*CONTROLS, *by_place], n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             problems.append(f"{key} cannot be changed while running{hint}")
@@ -84,6 +95,10 @@ def _wrong(name: str, value: Any) -> str | None:
     if not isinstance(value, int) or value < 1:
         return "must be a whole number, at least 1"
     return None
+
+
+def _tenants(rows: Mapping[str, Any]) -> dict[str, TenantConfig]:
+    return {name: from_plain(TenantConfig, row) for name, row in rows.items()}
 
 
 def _replaced(config: EngineConfig, place: tuple[str, ...], value: Any) -> EngineConfig:

@@ -117,7 +117,7 @@ class Scheduler(Batch):
     def _let_pass(self, head: Sequence, planned: Step, now: int) -> None:
         """The head lacks capacity: take it from lower classes for an urgent one, or let others pass it."""
         head.lacks_since = now if head.lacks_since is None else head.lacks_since
-        if self.config.priority_preemption:
+        if self.config.priority_preemption and self._may_preempt:
             self._displace(planned, now)
         if self.config.admission.backfill and not planned.preempted and len(self.waiting) > 1:
             self._backfill(head, planned, now)
@@ -131,6 +131,8 @@ class Scheduler(Batch):
         others = [s for s in behind if not long or s.request.rank < head.request.rank]
         if not others or self._places <= 0:
             return
+        if self.memory.pool.fenced and self.capacity.would_fit(head, self.running.values(), ()):
+            return  # what it lacks comes free with this step: two that give way to it would pass in turn
         reservation = self.capacity.reservation(head, self.running.values(), planned.number)
         for other in others:
             if planned.budget <= 0:

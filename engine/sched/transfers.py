@@ -7,10 +7,9 @@
 
     victim ──swap_out──> backlog, its K/V in host slots ──> loading ──> runs on where it was
 
-A restore is chosen when it is admitted anyway and only for blocks that load faster than they compute:
-``latency + k*bytes/bandwidth < recomputation`` (engine.sched.prices). ``load``
-moves leave with the next steps, so many bytes in each; ``save`` moves of a victim leave all in the next one,
-since nobody gets its blocks before.
+A request is restored when it is admitted anyway, and as many blocks as gain most:
+``latency + k*bytes/bandwidth < recomputation`` (engine.sched.prices). Loads leave with the next steps, so
+many bytes in each; the blocks of a victim are saved in the next one, since nobody gets them before.
 """
 
 from __future__ import annotations

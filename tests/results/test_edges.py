@@ -56,7 +56,7 @@ def test_a_dropped_request_is_a_miss_that_was_asked(record: Make, run_of: MakeRu
     block = summary["classes"]["default"]
     assert (block["rates"]["asked"], block["rates"]["offered"]) == (10.0, 9.5)
     assert (block["attainment"], block["groups"]["failed"]) == (0.95, 5)
-    assert summary["client"]["rows"]["H7"]["value"] == 0  # the cap was declared: the client did as it was told
+    assert summary["client"]["rows"]["H7"]["value"] == 0  # the client did as it was told
     assert "5 requests" in next(f["text"] for f in summary["findings"] if f["code"] == "dropped")
 
 

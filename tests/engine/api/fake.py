@@ -85,9 +85,9 @@ class FakeFleet:
         self.listeners[request - 1](Generated(ids, choice, logprobs, finish))
 
     def end(self, finish: Finish, generated: int = 0, request: int = 1, **more: Any) -> None:
-        ask = self.asks[request - 1]
+        ask, hits = self.asks[request - 1], more.pop("hits", {})
         self.listeners[request - 1](
-            Ended(finish, len(ask.tokens), 0, generated, ask.max_tokens or 256, **more)
+            Ended(finish, len(ask.tokens), hits, generated, ask.max_tokens or 256, **more)
         )
 
 

@@ -177,7 +177,8 @@ def test_the_admin_door(tmp_path):
         assert (await client.get("/admin/state")).json() == {"workers": []}
         assert await post("/admin/workers/1/kill") == (200, {})
         assert (await post("/admin/workers/2/kill"))[0] == 404
-        assert (await post("/admin/workers/x/kill"))[0] == 400
+        status, body = await post("/admin/workers/x/kill")
+        assert (status, body["error"]["message"]) == (400, "worker: a number is needed, not 'x'")
         assert (await post("/admin/workers/0/fly"))[0] == 404
         assert (await post("/admin/workers/0/drain"))[0] == 501
         assert await post("/admin/hold", phase="queued", request="r") == (200, {"hold_id": 7})
@@ -186,8 +187,10 @@ def test_the_admin_door(tmp_path):
         held = (await client.get("/admin/hold/7", params={"timeout": "1"})).json()
         assert held["held"]["request"] == "r"
         assert (await client.get("/admin/hold/8")).json() == {"held": None}
+        assert (await client.get("/admin/hold/8", params={"timeout": "soon"})).status_code == 400
         assert await post("/admin/release", hold_id=7) == (200, {})
         assert (await post("/admin/pool", blocks="many"))[0] == 400
+        assert (await post("/admin/pool", blocks=10**30))[0] == 400
         assert await post("/admin/pool", blocks=5) == (200, {})
         changed = await client.patch("/admin/config", json={"queue.max_requests": 5})
         assert changed.json() == {"queue.max_requests": 5}

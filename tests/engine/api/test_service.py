@@ -24,7 +24,8 @@ def test_a_whole_chat_answer(bench):
     sink, _ = bench.chat(max_tokens=4)
     bench.fleet.say("hey")
     assert sink.status is None
-    bench.fleet.end(Finish.LENGTH, 3, worker=1, epoch=2, created_cache=16, times=TIMES)
+    hits = {"device": 16, "host": 0, "disk": 32}
+    bench.fleet.end(Finish.LENGTH, 3, worker=1, epoch=2, created_cache=16, times=TIMES, hits=hits)
     assert (sink.status, sink.ended) == (200, True)
     body = sink.json
     assert body["object"] == "chat.completion"
@@ -36,9 +37,10 @@ def test_a_whole_chat_answer(bench):
         "prompt_tokens": prompt,
         "completion_tokens": 3,
         "total_tokens": prompt + 3,
-        "prompt_tokens_details": {"cached_tokens": 0, "created_cache_tokens": 16},
+        "prompt_tokens_details": {"cached_tokens": 48, "created_cache_tokens": 16},
     }
     assert body["headrace"]["worker"] == 1
+    assert body["headrace"]["hits"] == hits
     assert body["headrace"]["out_max"] == 4
     assert body["headrace"]["phases"] == {
         "queue_seconds": 1.0,

@@ -99,6 +99,7 @@ class Life:
                 "copied_first": dice.choice((False, True)),
             }
             chosen["disk"] *= chosen["host"] > 0
+        chosen["priority_preemption"] &= chosen["preemption"] != "none"
         if chosen["preemption"] == "recompute" and dice.choice((False, True)):
             chosen |= {"preemption": "swap", "swap": dice.choice((3, 20))}
         self.bench = bench(**(chosen | settings))
@@ -241,6 +242,9 @@ class Life:
         if self.dice.randint(0, 2) == 0:  # preemption "none" needs lifetime (E26)
             policy = self.dice.choice(tuple(ADMISSIONS))
             change = {"admission": policy, "preemption": self._preemption(self.dice, policy)}
+            if change["preemption"] == "none":
+                change["priority_preemption"] = False
+            change |= {"priority_preemption": False} if change["preemption"] == "none" else {}
         self.bench.send(m.Configure(change))
 
     def wait(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine import messages as m
@@ -173,11 +173,16 @@ class TestLifetime:
         assert b.steps_of[long][0] > b.steps_of[head][0]
         b.drained()
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=40, deadline=None)
     @given(
         st.lists(st.tuples(_PROMPT, st.integers(1, 20), st.integers(1, 2)), min_size=1, max_size=4),
         _PROMPT,
         st.lists(st.tuples(_PROMPT, st.integers(1, 20), st.integers(1, 2)), min_size=1, max_size=8),
+    )
+    @example(  # the one whose block the head would share is gone when it starts
+        before=[([1000], 1, 1), ([0, 1, 2, 3, *range(1000, 1009)], 4, 1)],
+        large=[0, 1, 2, 3, 1000],
+        behind=[([1000], 4, 2)],
     )
     def test_never_delays_the_head(self, bench, before, large, behind):
         """With exact lengths the head starts in the step in which it would start without backfill, or

@@ -140,6 +140,21 @@ class TestC2GrowsToThePool:
         """Two requests that do not fit together preempt each other at most twice, and both complete."""
         assert sum(self.both(bench(blocks=8, budget=12, policy=policy))) <= 2
 
+    def test_two_that_give_way_do_not_pass_in_turn(self, bench):
+        """An urgent request needs the blocks of two that are swapped out for it: while those of one are
+        being saved the other does not slip in, to be swapped out again, for ever."""
+        b = bench(
+            blocks=10, budget=5, policy="estimate", preemption="swap", swap=20, priority_preemption=True
+        )
+        first = b.submit(15, 11, rank=2)
+        for _ in range(4):
+            b.step()
+        others = [b.submit(12, 2, rank=2, n=2), b.submit(24, 1, rank=1, n=3)]
+        b.run(100)
+        assert sum(b.done[id].truth.preemptions for id in (first, *others)) <= 2
+        b.drained()
+        b.taught()
+
     def test_lifetime_never_preempts(self, bench):
         """With lifetime admission nobody is preempted."""
         assert self.both(bench(blocks=8, budget=12)) == [0, 0]

@@ -29,7 +29,7 @@ from engine.sched.transfers import Transfers
 from tests.engine.core.chaos import Life
 
 TIERED = {"host": 4, "disk": 6, "moves": 6, "blocks": 10, "policy": "prompt"}
-LIVES = 60
+LIVES = 200
 ACTIONS = 60
 Patch = pytest.MonkeyPatch
 

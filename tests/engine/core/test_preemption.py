@@ -157,6 +157,9 @@ def test_a_preemption_corrects_the_estimate(bench):
     )
     b.run()
     assert {b.done[id].truth.generated for id in ids} == {24}
+    b.send(m.Configure({"admission": "prompt"}))
+    b.send(m.Configure({"admission": "estimate"}))
+    assert outlook.ratio == 0.7
     b.drained()
 
 
@@ -276,6 +279,8 @@ class TestNone:
             config_from_dict({"preemption": "none", "admission": {"policy": "prompt"}})
         assert str(refused.value) == words
         assert config_from_dict({"preemption": "none"}).preemption == "none"
+        with pytest.raises(PlainError, match="no priority_preemption"):
+            config_from_dict({"preemption": "none", "priority_preemption": True})
 
     def test_refused_between_steps(self):
         """Neither of the two can be changed alone into the pair; both together can be changed out of it."""

@@ -65,6 +65,8 @@ class TestUpAndDown:
         assert reasons(done) == [(MissReason.BELOW_BLOCK, 8, 1)]
         assert b.count("prompt_tokens_total", source="host") == done.truth.hit_host
         assert b.count("prefix_hit_tokens_total") == 32
+        restores = {tier: sum(counts) for (tier,), (_, counts) in metric(b, "restore_seconds")}
+        assert restores == {"host": 1, "disk": 0}
         b.taught()
         b.drained()
 

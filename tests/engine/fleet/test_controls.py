@@ -11,7 +11,9 @@ import pytest
 from engine.config import CacheConfig, ClassConfig, QueueConfig, RouterConfig, TenantConfig
 from engine.fleet.controls import GATEWAY_CONTROLS, changed, effective
 from engine.fleet.gateway import Gateway
-from engine.sched.controls import CONTROLS
+from engine.messages import Configure
+from engine.sched.controls import CONTROLS, ECHOES, apply_changes
+from tests.engine.core.conftest import Bench, prompt
 from tests.engine.fleet.world import BASE, Yard, ask, config
 
 CLASSES = {"chat": ClassConfig(), "batch": ClassConfig(rank=1)}
@@ -41,7 +43,7 @@ def test_a_control_has_a_name_and_a_place(
     """By either, flat or nested; the workers are told what is theirs, and no more."""
     after, for_workers = changed(OF, changes)
     assert getattr(getattr(after, place[0]), place[1]) == value
-    assert bool(for_workers) == (place in CONTROLS.values())
+    assert bool(for_workers) == (place in (*CONTROLS.values(), *ECHOES.values()))
     assert effective(after)[".".join(place)] == value
 
 
@@ -62,7 +64,8 @@ def test_classes_and_tenants_change_field_by_field() -> None:
         "a.b": TenantConfig(weight=3.0, max_active=2),
         "c.d": TenantConfig(class_="batch"),
     }
-    assert for_workers == {}
+    assert list(for_workers) == ["tenants"]
+    assert apply_changes(OF, for_workers).tenants == after.tenants, "workers go by them too"
     shown = effective(after)
     assert (shown["classes.chat.rank"], shown["tenants.a.b.weight"]) == (2, 3.0)
     assert shown["tenants.c.d.class"] == "batch"
@@ -170,3 +173,17 @@ def test_changes_hold_from_the_next_moment_on() -> None:
     assert gateway.dispatcher.queue.service.of("b") - before == 2 / 4.0
     _apply(yard, {"health.eject_after": 7.0})
     assert yard.gateway.health[0].config.eject_after == 7.0
+
+
+def test_workers_weigh_tenants_as_the_gateway_does() -> None:
+    """Evictions by footprint and the metrics of tenants follow what is changed while they run."""
+    bench = Bench(blocks=6, eviction="footprint")
+    _, for_workers = changed(bench.config, {"tenants": {"a": {"weight": 4.0}}, "output_weight": 5.0})
+    bench.send(Configure(for_workers))
+    ids = []
+    for seed, (tenant, length) in enumerate([("a", 13), ("b", 9), ("c", 7)]):
+        ids.append(bench.submit(prompt(length, seed), 1, tenant=tenant))
+        bench.run()
+    assert bench.count("service_total", tenant="a") == 13 + 5
+    held = [sum(map(bench.worker.cache.holds, bench.requests[id].digests)) for id in ids]
+    assert held == [3, 1, 1], "the 2 blocks of b count for more than the 3 of a"

@@ -45,9 +45,10 @@ def _flooded(queue: QueueConfig, seconds: float = 40.0) -> float | None:
     return waited[0]
 
 
-def test_a_low_class_is_served_within_its_ranks_times_aging() -> None:
+@pytest.mark.parametrize("order", ["priority", "fair"])
+def test_a_low_class_is_served_within_its_ranks_times_aging(order: str) -> None:
     """Rank 3 and 2 s of aging: as urgent as the newest after 6 s, and ahead of all that came later."""
-    waited = _flooded(QueueConfig(order="priority", aging=2.0))
+    waited = _flooded(QueueConfig(order=order, aging=2.0))  # type: ignore[arg-type]
     assert waited is not None
     assert 3.0 < waited < 3 * 2.0 + 8.0
 

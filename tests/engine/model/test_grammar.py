@@ -5,6 +5,8 @@ from array import array
 from dataclasses import replace
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("llguidance")
@@ -179,6 +181,11 @@ DEEP = '{"items":' * 100 + "{}" + "}" * 100
         ('{"anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#"}], "$defs": {"a": {"$ref": "#"}}}', "without end"),
         (json.dumps({"allOf": [{"pattern": f".*{i}.{{1,50}}"} for i in range(30)]}), "merges .* 30 patterns"),
         (json.dumps(CHAIN), "merges .* 30 patterns"),
+        ('{"multipleOf": 463902}', "463902 .* above 5000"),
+        ('{"multipleOf": 0.463902}', "463902 .* above 5000"),
+        ('{"allOf": [{"multipleOf": 83}, {"multipleOf": 89}]}', "83, 89 .* multiplied"),
+        (json.dumps({"properties": {f"p{i}": {"multipleOf": 700} for i in range(900)}}), "above 5000"),
+        ('{"multipleOf": "x"}', "."),
         (DEEP, "64 levels"),
         ('{"x":"' + "x" * MAX_BYTES + '"}', f"at most {MAX_BYTES}"),
         ('{"type": "string", "maxLength": 4000000000000}', "."),
@@ -252,6 +259,50 @@ def test_outputs_are_valid_to_another_library(schemas, kind):
             validator.validate(json.loads(BYTES.decode(output)))
             whole += 1
     assert whole, "every one was cut off"
+
+
+NUMBERS = st.integers(-5, 20) | st.floats(-10, 10) | st.sampled_from([10**6, 10**30, 1e300])
+PATTERNS = st.sampled_from(["a", "^[a-c]{1,3}$", "(a|b)*c", "(?i)x", "", "[^\n]*", "(?=a)", "("])
+
+
+def parts(inner):
+    """Schemas of keywords that fit together or not."""
+    names = st.sampled_from(["object", "array", "string", "number", "integer", "null", "x"])
+    counts = ["minItems", "maxItems", "minLength", "maxLength", "minimum", "maximum", "multipleOf"]
+    return st.fixed_dictionaries(
+        {},
+        optional={
+            "type": names | st.lists(names, max_size=2),
+            "properties": st.dictionaries(st.sampled_from(["a", "é", "$ref"]), inner, max_size=2),
+            "required": st.lists(st.sampled_from(["a", "z"]), max_size=2),
+            "additionalProperties": inner | st.booleans(),
+            "patternProperties": st.dictionaries(PATTERNS, inner, max_size=2),
+            "items": inner | st.booleans(),
+            "pattern": PATTERNS,
+            "format": st.sampled_from(["date", "email", "uuid", "no-such"]),
+            "enum": st.lists(st.none() | st.integers() | st.text(max_size=3), max_size=2),
+            "not": inner,
+            "$ref": st.sampled_from(["#", "#/$defs/a", "#/properties/a", "#/nope", "x"]),
+            "$defs": st.fixed_dictionaries({"a": inner}),
+            **{name: st.lists(inner, max_size=2) for name in ("anyOf", "oneOf", "allOf", "prefixItems")},
+            **dict.fromkeys(counts, NUMBERS),
+        },
+    )
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.recursive(st.sampled_from([{}, {"type": "string"}, {"$ref": "#"}, {"const": 1}]), parts, max_leaves=5)
+)
+def test_any_schema_is_followed_or_refused(schemas, schema):
+    """Compiled, or refused with a reason, whatever a client sends; what is compiled has a first token."""
+    try:
+        schemas.check(json.dumps(schema))
+    except SchemaError as error:
+        reason = str(error)
+        assert 0 < len(reason) < 400
+    else:
+        assert Matchers(schemas).allowed(1, 0, json.dumps(schema), array("I")).any()
 
 
 def test_a_tokenizer_of_words_meets_no_schema():

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.config import EngineConfig, MemoryConfig
+from engine.config import EngineConfig, MemoryConfig, SchedulerConfig
 from engine.kv.blocks import namespace_root
 from engine.model import (
     ModelError,
@@ -156,7 +156,9 @@ def test_the_budget_cuts_memory_into_blocks():
     assert with_kv_blocks(config).memory.kv_blocks == found.blocks
     assert budget(replace(config, memory=MemoryConfig(kv_blocks=7))).blocks == 7
     assert budget(SIMULATED).blocks > 0
-    assert budget(TINY_CONFIG).blocks > budget(replace(TINY_CONFIG, workers=4)).blocks > 0
+    crowded = replace(TINY_CONFIG, scheduler=SchedulerConfig(max_running=1_000_000))
+    assert budget(crowded).blocks > budget(replace(crowded, workers=4)).blocks > 0
+    assert 0 < budget(TINY_CONFIG).blocks <= 4 * 64 * (TINY.max_positions // 16)  # no more than could be of use
 
 
 def test_too_little_memory_is_said_in_numbers():

@@ -19,7 +19,7 @@ from engine.config import (  # noqa: E402
 )
 from engine.kv.blocks import block_digests  # noqa: E402
 from engine.kv.disk import MARKER, DiskStore  # noqa: E402
-from engine.model import ModelError  # noqa: E402
+from engine.model import ModelError, check  # noqa: E402
 from engine.model.decoder import Decoder  # noqa: E402
 from engine.model.host_memory import HostMemory  # noqa: E402
 from engine.model.kv_memory import KvMemory  # noqa: E402
@@ -220,7 +220,8 @@ def test_a_folder_that_is_not_ours_is_said(tiered, tmp_path):
 
 
 def test_a_tier_too_small_for_a_block_is_said(tiered):
-    """Bytes that hold no block are no tier."""
+    """Bytes that hold no block are no tier; it is found before anything is loaded."""
     cache = replace(tiered.cache, tiers=TiersConfig(host=100))
-    with pytest.raises(ValueError, match=r"cache\.tiers\.host 100 is less than one block"):
-        build(replace(tiered, cache=cache, preemption="recompute"), 0, 1)
+    with pytest.raises(ModelError, match=r"cache\.tiers\.host 100 is less than one block"):
+        check(replace(tiered, cache=cache, preemption="recompute"))
+    check(tiered)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.torch
 EOS = frozenset({3})
 PLAIN = Sampling()
 PEAKED = [1.2, 0.9, 0.8, 0.1, -0.2, -1.0, -1.4, -3.0]
-HALF = 1e-2
+CHANCE = 1e-2
 """A right sampler's chi-square p-value is below it once in a hundred seeds; ours is fixed."""
 
 
@@ -80,7 +80,7 @@ SETTINGS = {
 @pytest.mark.parametrize("name", SETTINGS)
 def test_draws_have_the_distribution_that_was_asked_for(name):
     """Over many indexes the frequencies are the probabilities, and what is cut off never comes."""
-    assert p_value(PEAKED, SETTINGS[name]) > HALF
+    assert p_value(PEAKED, SETTINGS[name]) > CHANCE
 
 
 RIGHT_TOP_P, RIGHT_TOP_K, RIGHT_CANDIDATES = sampling._top_p, sampling._top_k, sampling._candidates
@@ -118,6 +118,24 @@ def test_the_test_of_distributions_finds_a_wrong_sampler(name, monkeypatch):
     setting, function, mutant = MUTANTS[name]
     monkeypatch.setattr(sampling, function, mutant)
     assert p_value(PEAKED, SETTINGS[setting]) < 1e-5
+
+
+def pairs(draws: int = 4000) -> float:
+    """Chi-square of what two choices draw at the same index, against two independent draws."""
+    logits, how = [0.5, 0.0, -0.5], Sampling(temperature=1.0, seed=21)
+    drawn = draw(logits, *(row(how, draw=index, forks=1) for index in range(draws)))
+    p = expected(logits, how)
+    counts = np.bincount(
+        [3 * first + second for first, second in (each.tokens for each in drawn)], minlength=9
+    )
+    return float(chisquare(counts, draws * np.outer(p, p).ravel()).pvalue)
+
+
+def test_choices_are_independent_of_each_other(monkeypatch):
+    """Together they have the product of their distributions; choices that share their luck are found out."""
+    assert pairs() > CHANCE
+    monkeypatch.setattr(sampling, "uniform", lambda seed, index, choice=0: uniform(seed, index))
+    assert pairs() < 1e-5
 
 
 def test_zero_temperature_takes_the_most_likely():
