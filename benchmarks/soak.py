@@ -25,7 +25,7 @@ import tempfile
 import time
 import tracemalloc
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -79,15 +79,23 @@ def slope(series: Sequence[float]) -> float:
     return over / under if under else 0.0
 
 
+Judge = Callable[[Ask, int, list[int]], bool]
+"""(request, choice, output tokens) -> whether they are what it alone would have got."""
+
+
+def _any_text(ask: Ask, choice: int, text: list[int]) -> bool:
+    return True
+
+
 class Soak:
     """Drives one fleet in virtual time."""
 
-    def __init__(self, of: EngineConfig, mix: Mix, clock: Clock, seed: int) -> None:
+    def __init__(self, of: EngineConfig, mix: Mix, clock: Clock, seed: int, judge: Judge = _any_text) -> None:
         self.clock = clock
+        self.judge = judge
         self.rng = random.Random(f"{seed}/{mix}")
         self.asks = asks(mix, self.rng)
         self.report = Report()
-        self.runner: SimulatedRunner | None = None
         self.fleet = Fleet(of, InprocPool(of, clock, self._runner), clock)
         self.config = of
         self._ends: dict[int, int] = {}
@@ -125,11 +133,18 @@ class Soak:
     def _submit(self, ask: Ask) -> None:
         self.report.submitted += 1
         heard: list[int] = []
+        texts: dict[int, list[int]] = {}
 
         def listen(event: StreamEvent) -> None:
-            if isinstance(event, Ended):
-                self._ends[heard[0]] = self._ends.get(heard[0], 0) + 1
-                self.report.ends[event.finish.value] += 1
+            if not isinstance(event, Ended):
+                texts.setdefault(event.choice, []).extend(event.ids)
+                return
+            self._ends[heard[0]] = self._ends.get(heard[0], 0) + 1
+            self.report.ends[event.finish.value] += 1
+            wrong = [choice for choice, text in texts.items() if not self.judge(ask, choice, text)]
+            self.report.problems += [
+                f"choice {choice} of {ask.client_id} says something else" for choice in wrong
+            ]
 
         try:
             id, _ = self.fleet.submit(ask, listen)
@@ -177,11 +192,13 @@ def resident() -> int:
     return pages * resource.getpagesize()
 
 
-def soak(mix: Mix, requests: int, waves: int = 20, seed: int = 0, **changes: Any) -> Report:
-    """Run one; ``changes`` go into the configuration."""
+def soak(
+    mix: Mix, requests: int, waves: int = 20, seed: int = 0, judge: Judge = _any_text, **changes: Any
+) -> Report:
+    """Run one; ``judge`` says whether a text is what it should be, ``changes`` go into the configuration."""
     with tempfile.TemporaryDirectory() as folder:
         of = replace(config(mix, Path(folder)), **changes)
-        return run_virtual(lambda clock: Soak(of, mix, clock, seed).run(requests, waves))
+        return run_virtual(lambda clock: Soak(of, mix, clock, seed, judge).run(requests, waves))
 
 
 def main() -> None:

@@ -17,6 +17,9 @@ _MOST = 2**53
 _MOST_SECONDS = 1e9
 """Also of every other fraction."""
 
+_MOST_THREADS = 1024
+"""Of one worker; torch crashes where the machine cannot start as many."""
+
 _AT_LEAST: Mapping[Place, float] = {
     ("workers",): 1,
     ("threads",): 1,
@@ -75,6 +78,8 @@ def problems(config: EngineConfig) -> Iterator[tuple[Place, str]]:
         value = _at(config, place)
         if value is not None and not value >= least:
             yield place, f"at least {least:g}, not {value}"
+    if config.threads > _MOST_THREADS:
+        yield ("threads",), f"at most {_MOST_THREADS}, not {config.threads}"
     for place in _SHARES:
         if _at(config, place) > 1:
             yield place, f"a share is at most 100 %, not {_at(config, place):.0%}"
@@ -99,7 +104,8 @@ def _huge(value: Any, place: Place) -> Iterator[tuple[Place, str]]:
         time = isinstance(value, float) or place in _TIMES or place[-1] == "deadline" or "retention" in place
         most = _MOST_SECONDS if time else _MOST
         if not abs(value) <= most:
-            yield place, f"at most {most:,.0f}"
+            digits = str(value)
+            yield place, f"at most {most:,.0f}, not {digits[:20]}{'...' if len(digits) > 20 else ''}"
 
 
 def _tiers(cache: CacheConfig) -> Iterator[tuple[Place, str]]:

@@ -228,7 +228,7 @@ def main() -> int:
     )
     try:
         worker, runner = build(config, options.worker, options.epoch, options.fingerprint)
-    except ModelError as error:
+    except (ModelError, MemoryError) as error:
         log.error("cannot load the model: %s", error)
         main_socket.sendall(encode(m.Failed(f"cannot load the model: {error}")))
         return FAILED

@@ -35,7 +35,7 @@ def storable(record: Record, schema: Any) -> Record:
             changes |= _left_out(name)
             left_out.append(f"not_stored:{column.name}")
     warnings = changes.get("warnings", record.warnings)
-    return replace(record, **changes | {"warnings": [*warnings, *left_out]})
+    return replace(record, **changes | {"warnings": [*(warnings or ()), *left_out]})
 
 
 def _fits(value: Any, type_: Any) -> bool:

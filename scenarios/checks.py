@@ -194,7 +194,7 @@ def _bounds(
         memory = target.engine.memory
         yield whole, target.engine.max_model_len, "target.engine.max_model_len"
         held = None if memory.kv_blocks is None else memory.kv_blocks * memory.block_size
-        yield whole, held, "the memory of a worker (target.engine.memory.kv_blocks)"
+        yield whole, held, "a worker's memory in tokens (target.engine.memory.kv_blocks times block_size)"
     else:
         yield whole, target.max_model_len, "target.max_model_len"
 

@@ -95,6 +95,7 @@ def _account(ended: Ended, generated: int) -> dict[str, Any]:
     headrace = {
         "worker": ended.worker,
         "epoch": ended.epoch,
+        "config_id": ended.config_id,
         "attempt": ended.attempt,
         "out_max": ended.out_max,
         "retention": ended.retention,

@@ -68,6 +68,8 @@ class Ended:
     worker: int | None = None
     epoch: int | None = None
     attempt: int = 1
+    config_id: str = ""
+    """Of the engine's configuration when it ended."""
     created_cache: int = 0
     retention: float | None = None
     """Seconds that its cached blocks are promised to stay; None = no longer than any (ENGINE E15)."""

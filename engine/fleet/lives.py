@@ -151,7 +151,9 @@ class Lives:
             code = "deadline_exceeded"
             message = message or "the deadline passed before the request was done"
         misses = refine(truth.misses, run.facts, self._dispatcher.block_size) if truth else ()
-        self._actions.append(Emit(run.id, _ended(run, finish, truth, misses, now, code, message)))
+        self._actions.append(
+            Emit(run.id, _ended(run, finish, truth, misses, now, code, message, self.config_id))
+        )
         policy = self._dispatcher.config.router.policy
         flagged = now if waited and finish in (Finish.CANCELLED, Finish.EXPIRED) else None
         self.truth.add(truth_row(run, finish, truth, misses, now, self.config_id, policy, flagged))
@@ -213,6 +215,7 @@ def _ended(
     now: int,
     code: str | None,
     message: str | None,
+    config_id: str,
 ) -> Ended:
     done = truth or WorkerTruth(generated=run.generated)
     return Ended(
@@ -224,6 +227,7 @@ def _ended(
         worker=run.worker,
         epoch=truth.epoch if truth else run.epoch,
         attempt=run.attempt,
+        config_id=config_id,
         created_cache=done.created_cache_tokens,
         retention=None if run.request.life is None else run.request.life / 1e9,
         misses=misses,

@@ -38,9 +38,7 @@ def moving_seconds(tiers: TiersConfig, block_bytes: int, host: int, disk: int = 
     return seconds
 
 
-def step_moving(
-    tiers: TiersConfig, block_bytes: int, transfers: tuple[Transfer, ...]
-) -> tuple[float, float]:
+def step_moving(tiers: TiersConfig, block_bytes: int, transfers: tuple[Transfer, ...]) -> tuple[float, float]:
     """Seconds of a step in which blocks move (between device and host, between host and disk), one way after
     the other."""
     moves = Counter(transfer.move for transfer in transfers)

@@ -59,10 +59,16 @@ def gate(
         raise GateRefused(
             "max_tokens_too_large",
             f"max_tokens {asked} is more than the {limit} this request may generate: prompt {prompt_tokens}, "
-            f"context {context}, class output limit {class_config.max_output}, class total limit "
-            f"{class_config.max_total}; {_needs(prompt_tokens, asked, usable_blocks, block_size, n)}",
+            f"context {context}{_limits(class_config)}; "
+            + _needs(prompt_tokens, asked, usable_blocks, block_size, n),
         )
     return min(asked, limit)
+
+
+def _limits(limits: ClassConfig) -> str:
+    """Those that the class has, to be appended."""
+    named = {"output": limits.max_output, "total": limits.max_total}
+    return "".join(f", class {name} limit {most}" for name, most in named.items() if most is not None)
 
 
 def _check_prompt(

@@ -40,7 +40,7 @@ class Prices:
             return
         if plan.rows:
             expected = sum(step_terms(self.config.cost, plan))
-            self.computing_factor = _mean(self.computing_factor, seconds - moving, expected)
+            self.computing_factor = _mean(self.computing_factor, max(0.0, seconds - moving), expected)
         if plan.transfers:
             host, disk = step_moving(self.config.cache.tiers, self.block_bytes, plan.transfers)
             if disk:

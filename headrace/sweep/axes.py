@@ -111,9 +111,9 @@ def _path(key: str, scenario: Scenario) -> str:
     known = [f.name for f in fields(Scenario) if f.name not in ("name", "question", "virtual")]
     if head in known:
         return key
-    if rest in ("rate", "concurrency"):
-        raise AxisError(f"no class {head!r}: there is {', '.join(scenario.classes)}")
     names = [f"{name}.{what}" for name in scenario.classes for what in ("rate", "concurrency")]
+    if rest in ("rate", "concurrency") and not get_close_matches(head, scenario.classes, n=1, cutoff=0.5):
+        raise AxisError(f"no class {head!r}: there is {', '.join(scenario.classes)}")
     near = get_close_matches(key, [*names, *known, "engine"], n=1, cutoff=0.5)
     others = f"there is {', '.join(names)}, engine.KEY, or a scenario's key"
     meant = f"did you mean {near[0]!r}?" if near else others

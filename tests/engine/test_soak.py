@@ -13,6 +13,10 @@ import pytest
 
 from benchmarks.mixes import FACTORS, Mix, pairwise
 from benchmarks.soak import soak
+from engine.fleet.backend import Ask
+from engine.model.adapter import adapter_facts
+from engine.request import Request
+from tests.engine.core.oracle import Teacher
 
 MANY = 2_000
 FEW = int(os.environ.get("HEADRACE_SOAK", "640"))
@@ -36,8 +40,16 @@ def first_of_all() -> int:
     ids=str,
 )
 def test_nothing_is_left(mix: Mix, requests: int) -> None:
-    """Drained at every idle moment; one end each; no invariant broken; misses and hits are the prompt."""
-    report = soak(mix, requests, waves=8, seed=SEED)
+    """Drained at every idle moment; one end each; no invariant broken; misses and hits are the prompt; every
+    text, as far as it came, is what the request alone gives."""
+    teacher = Teacher(4096)
+
+    def judge(ask: Ask, choice: int, text: list[int]) -> bool:
+        digest = ask.adapter and adapter_facts(f"/nowhere/{ask.adapter}", None, 64).digest
+        alone = Request(1, ask.tokens, b"", (), len(text), sampling=ask.sampling, n=ask.n, adapter=digest)
+        return teacher.text(alone, choice, len(text)) == text
+
+    report = soak(mix, requests, waves=8, seed=SEED, judge=judge)
     print(f"seed {SEED}: {report}")
     assert report.problems == []
     assert report.used == [0] * 8

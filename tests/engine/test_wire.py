@@ -113,7 +113,7 @@ def test_a_wrong_configuration_says_where(plain, words):
         ({"scheduler": {"max_running": 0}}, "scheduler.max_running: at least 1, not 0"),
         ({"admission": {"kv_headroom": 1.5}}, "admission.kv_headroom: a share is at most 100 %, not 150%"),
         ({"health": {"eject_after": 0}}, "health.eject_after: a time longer than 0s, not 0 s"),
-        ({"router": {"decode_weight": float("nan")}}, "router.decode_weight: at least 0, not nan"),
+        ({"router": {"decode_weight": float("nan")}}, "router.decode_weight: at most 1,000,000,000, not nan"),
     ],
 )
 def test_a_value_with_which_no_engine_works_is_refused(plain, words):

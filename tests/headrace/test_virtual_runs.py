@@ -94,7 +94,8 @@ def test_every_prompt_token_is_in_one_bucket(name: str, request: pytest.FixtureR
         ledger = a.ledger
         assert ledger is not None
         assert ledger.total == a.prompt
-        assert ledger.read + ledger.bonus == a.cached == sum(truth[a.id][f"hit_{tier}"] for tier in ("device", "host", "disk"))
+        hits = sum(truth[a.id][f"hit_{tier}"] for tier in ("device", "host", "disk"))
+        assert ledger.read + ledger.bonus == a.cached == hits
         if a.is_miss:
             assert a.missed == ledger.changed + ledger.policy + ledger.lost
     missed = sum(a.missed or 0 for a in measured if a.is_miss)

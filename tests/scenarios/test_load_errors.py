@@ -90,6 +90,7 @@ def test_every_error_is_reported_at_once_with_its_line() -> None:
         (("workers: 2", "cache: {ttl: 0s}"), "7: target.engine.cache.ttl: a time longer than 0s"),
         (("workers: 2", "queue: {aging: 0s}"), "7: target.engine.queue.aging: a time longer than 0s"),
         (("workers: 2", "cost: {a: 0s, b: 0s}"), "7: target.engine.cost.a: a step with prompt tokens takes"),
+        (("workers: 2", "threads: 2000"), "7: target.engine.threads: at most 1024, not 2000"),
         (("workers: 2", "cost: {sigma: -1.0}"), "7: target.engine.cost.sigma: at least 0, not -1.0"),
         (("workers: 2", "tenants: {a: {weight: 0}}"), "7: target.engine.tenants.a.weight: a number above 0"),
         (("workers: 2", "tenants: {a: {max_active: 0}}"), "7: target.engine.tenants.a.max_active: at least"),

@@ -121,7 +121,10 @@ def test_the_schema_and_the_listing_know_how_values_are_drawn() -> None:
             "target.engine.max_model_len=647",
             "target.engine.max_model_len is 647, this can ask for 648 tokens",
         ),
-        ("target.engine.memory.kv_blocks=40", "kv_blocks) is 640, this can ask for 648 tokens"),
+        (
+            "target.engine.memory.kv_blocks=40",
+            "kv_blocks times block_size) is 640, this can ask for 648 tokens",
+        ),
         ("classes.chat.limits={total: 615}", "load.0.workload: limits.total of class 'chat' is 615, this"),
     ],
 )

@@ -25,7 +25,9 @@ def test_a_whole_chat_answer(bench):
     bench.fleet.say("hey")
     assert sink.status is None
     hits = {"device": 16, "host": 0, "disk": 32}
-    bench.fleet.end(Finish.LENGTH, 3, worker=1, epoch=2, created_cache=16, times=TIMES, hits=hits)
+    bench.fleet.end(
+        Finish.LENGTH, 3, worker=1, epoch=2, config_id="c", created_cache=16, times=TIMES, hits=hits
+    )
     assert (sink.status, sink.ended) == (200, True)
     body = sink.json
     assert body["object"] == "chat.completion"
@@ -39,7 +41,7 @@ def test_a_whole_chat_answer(bench):
         "total_tokens": prompt + 3,
         "prompt_tokens_details": {"cached_tokens": 48, "created_cache_tokens": 16},
     }
-    assert body["headrace"]["worker"] == 1
+    assert (body["headrace"]["worker"], body["headrace"]["config_id"]) == (1, "c")
     assert body["headrace"]["hits"] == hits
     assert body["headrace"]["out_max"] == 4
     assert body["headrace"]["phases"] == {

@@ -72,7 +72,7 @@ class TestC1LargerThanThePool:
         """Class limits on input, output and total hold too."""
         with pytest.raises(GateRefused, match="takes at most 3"):
             self.gate(4, 1, max_input=3)
-        with pytest.raises(GateRefused, match="class output limit 2"):
+        with pytest.raises(GateRefused, match="context 16, class output limit 2; 7 tokens need 2 blocks"):
             self.gate(4, 3, max_output=2)
         assert self.gate(4, 3, "clamp", max_output=2) == 2
         assert self.gate(4, None, max_output=2) == 2

@@ -31,6 +31,7 @@ def test_a_request_runs_from_submit_to_its_one_end() -> None:
     assert yard.tokens_of(id) == [5, 6]
     assert (end.finish, end.cached, end.generated, end.worker, end.code) == ("length", 16, 2, 0, None)
     (row,) = yard.gateway.lives.truth.after(0)
+    assert row["config_id"] == end.config_id == yard.gateway.lives.config_id
     assert (row["id"], row["finish_reason"], row["hit_device"]) == ("c1", "length", 16)
     assert row["route"]["reason"] == "only"
     assert not yard.gateway.dispatcher.on_worker[0]

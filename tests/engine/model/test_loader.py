@@ -158,7 +158,7 @@ def test_the_budget_cuts_memory_into_blocks():
     assert budget(SIMULATED).blocks > 0
     crowded = replace(TINY_CONFIG, scheduler=SchedulerConfig(max_running=1_000_000))
     assert budget(crowded).blocks > budget(replace(crowded, workers=4)).blocks > 0
-    assert 0 < budget(TINY_CONFIG).blocks <= 4 * 64 * (TINY.max_positions // 16)  # no more than could be of use
+    assert 0 < budget(TINY_CONFIG).blocks <= 4 * 64 * (TINY.max_positions // 16)  # more is of no use
 
 
 def test_too_little_memory_is_said_in_numbers():

@@ -16,9 +16,9 @@ torch = pytest.importorskip("torch")
 
 from engine.config import EngineConfig  # noqa: E402
 from engine.model import load_runner, load_tokenizer  # noqa: E402
+from engine.model.config_json import read_config  # noqa: E402
 from engine.model.gguf_folder import convert, unpermute  # noqa: E402
 from engine.model.hf_tokenizer import HfTokenizer  # noqa: E402
-from engine.model.config_json import read_config  # noqa: E402
 from engine.model.pull import (  # noqa: E402
     MODELS,
     PulledModel,
