@@ -148,8 +148,12 @@ def show_causes(summary: Mapping[str, Any], console: Console) -> None:
     rollup = summary["attribution"]
     if not rollup:
         return
-    missed = rollup["missed_tokens"]
-    table = _table(console, "Prompt tokens not read from cache, by cause")
+    missed, new = rollup["missed_tokens"], rollup["ledger"]["new"]
+    if not any(missed.values()):
+        said = f"No prompt token missed the cache; {new:,.0f} were new, which no cache could have held."
+        console.print(f"\n{said}", highlight=False)
+        return
+    table = _table(console, "Prompt tokens that missed the cache, by cause")
     for i, head in enumerate(("cause", "tokens", "where it began")):
         table.add_column(head, justify="right" if i == 1 else "left", overflow="fold")
     for cause, n in missed.items():
@@ -157,6 +161,7 @@ def show_causes(summary: Mapping[str, Any], console: Console) -> None:
         began = _began(worst) if worst else "requests that missed more for another cause"
         table.add_row(cause, f"{n:,.0f}", escape(began) if n else "")
     console.print(table, highlight=False)
+    console.print(f"[dim]{new:,.0f} more were new: no cache could have held them.[/]", highlight=False)
 
 
 def show_cache(summary: Mapping[str, Any], console: Console) -> None:

@@ -43,6 +43,20 @@ def test_terminal_report_says_it_all_in_any_width(its_summary: dict[str, Any], w
     assert max(len(line) for line in text.splitlines()) <= width
 
 
+def test_new_tokens_are_no_misses(its_summary: dict[str, Any]) -> None:
+    """Where nothing missed there is no table of noughts beside a hit rate of 0 %, but the reason."""
+    console = Console(file=io.StringIO(), width=100, force_terminal=False)
+    causes = ("app_reset", "boundary", "expiry", "unexplained")
+    for expired in (0, 64):
+        missed = dict.fromkeys(causes, 0) | {"expiry": expired}
+        attribution = {"missed_tokens": missed, "ledger": {"new": 51_536}}
+        terminal.show_causes(its_summary | {"attribution": attribution}, console)
+    text = console.file.getvalue()
+    assert "No prompt token missed the cache; 51,536 were new" in text
+    assert text.count("app_reset") == 1
+    assert "51,536 more were new" in text
+
+
 class _Page(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
