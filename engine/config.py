@@ -251,3 +251,5 @@ class EngineConfig:
     max_lora_rank: int = 64
     slo_bounds: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Extra histogram bucket bounds in seconds by metric (``ttft``, ``itl``, ``e2e``): OBSERVABILITY O5."""
+    expose_miss_reasons: bool = False
+    """Answers tell why prompt tokens were not read from cache; it may tell of others' requests (E18)."""

@@ -82,7 +82,7 @@ class Sampling:
     frequency_penalty: float = 0.0
     logit_bias: tuple[Bias, ...] = ()
     min_tokens: int = 0
-    """No end-of-sequence and no stop id before so many tokens."""
+    """No end-of-sequence and no stop id before so many tokens, unless the schema leaves nothing else."""
     stop_ids: tuple[int, ...] = ()
     logprobs: int | None = None
     """Alternatives reported with each token; 0 = only the token's own, None = nothing."""

@@ -231,7 +231,9 @@ def serve(
 ) -> None:
     """Serve a model with the built-in engine alone, OpenAI-compatible, on 127.0.0.1.
 
-    Example: [bold]bench serve --model smollm2-135m --workers 2[/bold]
+    Without a file, --set takes keys of its engine block.
+
+    Example: [bold]bench serve --model tiny --workers 2 --set scheduler.prefill_chunk=64[/bold]
     """
     from headrace.serve import serve_engine
 

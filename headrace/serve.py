@@ -17,8 +17,19 @@ from headrace import console
 from headrace.errors import TargetFailed, UsageFailed
 from headrace.models import obtain
 from headrace.prepare import load_scenario
+from scenarios.load import ScenarioError, parse
 from scenarios.parts import engine_config
-from scenarios.schema import EngineTarget
+from scenarios.schema import EngineTarget, Scenario
+
+_ENGINE = "target.engine."
+_BARE = """\
+headrace: 1
+target: {engine: {}}
+classes: {default: {}}
+phases: {window: 1s}
+load:
+  - {class: default, arrival: {type: constant, rate: 1/s}, workload: {type: fixed, input: 1, output: 1}}
+"""
 
 
 def serve_engine(
@@ -31,7 +42,8 @@ def serve_engine(
 ) -> int:
     """Serve until SIGTERM or Ctrl-C, then drain; returns the exit code.
 
-    Raises UsageFailed for a wrong file, model or port, TargetFailed if a worker cannot start.
+    ``overrides`` are ``KEY=VALUE`` of the scenario ``config``, without one of its engine block.
+    Raises UsageFailed for a wrong file, key, model or port, TargetFailed if a worker cannot start.
     """
     engine = _engine(config, model, workers, overrides)
     obtain(engine.model)
@@ -58,9 +70,7 @@ def _engine(
     config: Path | None, model: str | None, workers: int | None, overrides: Sequence[str]
 ) -> EngineConfig:
     if config is None:
-        if overrides:
-            raise UsageFailed("--set changes a scenario file: name the file too")
-        engine = EngineConfig()
+        engine = engine_config(_bare(overrides))
     else:
         scenario = load_scenario(config, overrides)
         if not isinstance(scenario.target, EngineTarget):
@@ -68,6 +78,19 @@ def _engine(
         engine = engine_config(scenario)
     asked = {"model": model, "workers": workers}
     return replace(engine, **{key: value for key, value in asked.items() if value is not None})  # type: ignore[arg-type]
+
+
+def _bare(overrides: Sequence[str]) -> Scenario:
+    """A scenario whose engine block is ``overrides`` and nothing else; its load is never sent."""
+    own = [key.strip().removeprefix(_ENGINE) for key in overrides]
+    try:
+        return parse(_BARE, "--set", [_ENGINE + key if "=" in key else key for key in own])
+    except ScenarioError as error:
+        wrong = (f"  {line.replace(_ENGINE, '')}" for line in error.errors)
+        remedy = (
+            "Without a scenario file, keys are those of its engine block: --set scheduler.prefill_chunk=64"
+        )
+        raise UsageFailed("the engine cannot be configured so:", *wrong, remedy) from error
 
 
 def _token_file() -> Path:

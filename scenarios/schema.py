@@ -63,6 +63,7 @@ class Engine:
     adapters: Mapping[str, str] = field(default_factory=dict)
     max_adapters: int = 8
     max_lora_rank: int = 64
+    expose_miss_reasons: bool = False
 
 
 @dataclass(frozen=True, slots=True)

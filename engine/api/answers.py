@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from engine.api.choices import Part
@@ -29,12 +30,13 @@ def event(value: Any) -> bytes:
 
 class Answer:
     """Formats one request's answer. ``created`` is unix time in whole seconds, ``piece`` the bytes of a
-    token. Ids and logprobs are there only if the client asked for them."""
+    token. Ids and logprobs are there only if the client asked for them, miss reasons with ``reasons``."""
 
-    def __init__(self, id: int, created: int, call: Call, piece: Piece) -> None:
+    def __init__(self, id: int, created: int, call: Call, piece: Piece, reasons: bool = False) -> None:
         self.id = id
         self._call = call
         self._piece = piece
+        self._reasons = reasons
         self._whole, chunk, prefix = _CHAT if call.chat else _TEXT
         # Made once: there is a chunk for nearly every token.
         self._head = {"id": f"{prefix}-{id}", "object": chunk, "created": created, "model": call.model}
@@ -56,7 +58,7 @@ class Answer:
 
     def usage(self, ended: Ended, generated: int) -> bytes:
         """The usage event: no choices, usage and the headrace object."""
-        return event({**self._head, "choices": [], **_account(ended, generated)})
+        return event({**self._head, "choices": [], **_account(ended, generated, self._reasons)})
 
     def whole(self, choices: Sequence[tuple[Part, str]], ended: Ended, generated: int) -> bytes:
         """Everything at once: the output of each choice and its finish reason."""
@@ -66,7 +68,7 @@ class Answer:
             body = message if self._call.chat else {"text": part.text}
             bodies.append(self._choice(index, body, part, reason))
         head = {**self._head, "object": self._whole}
-        return dump({**head, "choices": bodies, **_account(ended, generated)})
+        return dump({**head, "choices": bodies, **_account(ended, generated, self._reasons)})
 
     def _choice(self, index: int, body: dict[str, Any], part: Part, reason: str | None) -> dict[str, Any]:
         choice = {"index": index, **body, "logprobs": self._logprobs(part), "finish_reason": reason}
@@ -82,7 +84,7 @@ class Answer:
         return of_completion(part.logprobs, part.offsets, self._piece)
 
 
-def _account(ended: Ended, generated: int) -> dict[str, Any]:
+def _account(ended: Ended, generated: int, reasons: bool) -> dict[str, Any]:
     usage = {
         "prompt_tokens": ended.prompt,
         "completion_tokens": generated,
@@ -92,7 +94,7 @@ def _account(ended: Ended, generated: int) -> dict[str, Any]:
             "created_cache_tokens": ended.created_cache,
         },
     }
-    headrace = {
+    headrace: dict[str, Any] = {
         "worker": ended.worker,
         "epoch": ended.epoch,
         "config_id": ended.config_id,
@@ -102,6 +104,8 @@ def _account(ended: Ended, generated: int) -> dict[str, Any]:
         "hits": ended.hits,
         "phases": phases(ended.times),
     }
+    if reasons:
+        headrace["misses"] = [asdict(miss) for miss in ended.misses]
     return {"usage": usage, "headrace": headrace}
 
 

@@ -9,6 +9,9 @@ from engine.request import Finish
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
+_NOBODY_S = {"adapter_unavailable": 2, "no_worker": 2}
+"""Retry-After in seconds where no worker could serve a request: ENGINE E32's of a queue without samples."""
+
 
 class ApiError(Exception):
     """An answer that is no success. ``retry_after`` in seconds goes into the Retry-After header."""
@@ -65,4 +68,6 @@ def of_ended(ended: Ended) -> ApiError | None:
         return ApiError(503, ended.code or "cancelled", ended.message or "cancelled by the operator")
     status = 503 if ended.retriable else 500
     message = ended.message or "the engine failed to complete this request"
-    return ApiError(status, ended.code or "internal_error", message, retriable=ended.retriable)
+    code = ended.code or "internal_error"
+    wait = _NOBODY_S.get(code) if ended.retriable else None
+    return ApiError(status, code, message, retry_after=wait, retriable=ended.retriable)

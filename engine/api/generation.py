@@ -50,6 +50,7 @@ class Generation:
         sink: Sink,
         headers: Headers = (),
         on_over: Callable[[Generation], None] = lambda _: None,
+        reasons: bool = False,
     ) -> None:
         self._backend = backend
         self._stamps = stamps
@@ -57,6 +58,7 @@ class Generation:
         self._sink = sink
         self._headers = headers
         self._on_over = on_over
+        self._reasons = reasons
         self._piece = tokenizer.piece
         self._choices = [Choice(index, tokenizer, call.stop) for index in range(call.n)]
         self._parts: list[list[Part]] = [[] for _ in self._choices]  # of a whole answer
@@ -77,7 +79,7 @@ class Generation:
             log.exception("submit failed")
             self.fail(ApiError(500, "internal_error", "internal error"))
             return
-        self._answer = Answer(number, self._stamps.created(), self._call, self._piece)
+        self._answer = Answer(number, self._stamps.created(), self._call, self._piece, self._reasons)
 
     def fail(self, error: ApiError) -> None:
         """End with an error: a status while nothing is sent, else one event and the close."""

@@ -93,12 +93,31 @@ def _validated(kind: type[_Body], body: bytes) -> _Body:
     try:
         data = kind.model_validate(plain)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        path = ".".join(str(part) for part in first["loc"])
-        raise invalid(f"{path}: {first['msg']}", path.split(".")[0] or None) from error
+        place, message = _fault(error)
+        path = ".".join(map(str, place))
+        raise invalid(f"{path}: {message}", path.split(".")[0] or None) from error
     if kind is not Tokenize:
         _refuse_unsupported(plain)
     return data
+
+
+def _fault(error: ValidationError) -> tuple[list[str | int], str]:
+    """Place and message of the first error. A value that may be of several kinds has one for each: that
+    counts which found most of it right, as ``[7, -1]`` is a list of ids rather than a text."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    first = found[0]["loc"]
+    kind = next((at for at, step in enumerate(first) if _is_kind(step)), len(first))
+    places = [(each["loc"], each["msg"]) for each in found if each["loc"][:kind] == first[:kind]]
+    place, message = max(places, key=lambda each: _right(each[0]))
+    return [step for step in place if not _is_kind(step)], message
+
+
+def _is_kind(step: str | int) -> bool:
+    return isinstance(step, str) and (step == "str" or "[" in step)
+
+
+def _right(place: tuple[str | int, ...]) -> tuple[int, list[int]]:
+    return len(place), [step for step in place if isinstance(step, int)]
 
 
 def _no_number(name: str) -> NoReturn:

@@ -16,14 +16,7 @@ from typing import Any, Protocol
 
 from engine.api import openai, sampling
 from engine.api.errors import ApiError, invalid, of_rejected
-from engine.api.exchange import (
-    Abort,
-    ApiRequest,
-    Sink,
-    answer_bytes,
-    answer_error,
-    answer_json,
-)
+from engine.api.exchange import Abort, ApiRequest, Sink, answer_bytes, answer_error, answer_json
 from engine.api.generation import Generation, Stamps
 from engine.api.headers import check_text, deadline_of, echo, tenant
 from engine.api.prompts import components, tokenise
@@ -129,7 +122,14 @@ class Service:
         call = parse(request.body)
         ask = self._ask(request, call, received)
         generation = Generation(
-            self._front, self._tokenizer, self._stamps, call, sink, echo(request), self._generations.discard
+            self._front,
+            self._tokenizer,
+            self._stamps,
+            call,
+            sink,
+            echo(request),
+            self._generations.discard,
+            self._config.expose_miss_reasons,
         )
         self._generations.add(generation)
 

@@ -74,6 +74,7 @@ class Ended:
     retention: float | None = None
     """Seconds that its cached blocks are promised to stay; None = no longer than any (ENGINE E15)."""
     misses: tuple[Miss, ...] = ()
+    """Why prompt tokens were not read from cache: not for clients, unless ``expose_miss_reasons`` (E18)."""
     code: str | None = None
     """``worker_lost``, ``deadline_exceeded``, ``step_failed`` .. when finish is ERROR or EXPIRED."""
     message: str | None = None

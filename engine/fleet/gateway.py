@@ -155,8 +155,7 @@ class Gateway:
         """Take over a changed configuration; ``changes`` goes to the workers, later incarnations too."""
         self.dispatcher.configure(config)
         self.door.configure(config)
-        for health in self.health.values():
-            health.config = config.health
+        self.rotation.configure(config.health, now)
         self.config, self.lives.config_id = config, config_digest(config)
         self._overrides.update(changes)
         self.broadcast(m.Configure(changes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from functools import partial
 
-from engine.config import EngineConfig
+from engine.config import CacheConfig, EngineConfig
 from engine.fleet.backend import Ended
 from engine.fleet.dispatch import Dispatcher
 from engine.fleet.health import RetryBudget, State, backoff_ns
@@ -150,11 +150,12 @@ class Lives:
         if finish is Finish.EXPIRED:
             code = "deadline_exceeded"
             message = message or "the deadline passed before the request was done"
+        config = self._dispatcher.config
         misses = refine(truth.misses, run.facts, self._dispatcher.block_size) if truth else ()
         self._actions.append(
-            Emit(run.id, _ended(run, finish, truth, misses, now, code, message, self.config_id))
+            Emit(run.id, _ended(run, finish, truth, misses, now, code, message, self.config_id, config.cache))
         )
-        policy = self._dispatcher.config.router.policy
+        policy = config.router.policy
         flagged = now if waited and finish in (Finish.CANCELLED, Finish.EXPIRED) else None
         self.truth.add(truth_row(run, finish, truth, misses, now, self.config_id, policy, flagged))
         self._meter.inc("headrace_router_streams_ended_total", reason=finish.value)
@@ -216,6 +217,7 @@ def _ended(
     code: str | None,
     message: str | None,
     config_id: str,
+    cache: CacheConfig,
 ) -> Ended:
     done = truth or WorkerTruth(generated=run.generated)
     return Ended(
@@ -229,7 +231,7 @@ def _ended(
         attempt=run.attempt,
         config_id=config_id,
         created_cache=done.created_cache_tokens,
-        retention=None if run.request.life is None else run.request.life / 1e9,
+        retention=cache.ttl if run.request.life is None else run.request.life / 1e9,
         misses=misses,
         code=code,
         message=message,

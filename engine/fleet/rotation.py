@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from math import ceil
 
+from engine.config import HealthConfig
 from engine.exposition import FleetMeters
 from engine.fleet.dispatch import Dispatcher
 from engine.fleet.health import State, WorkerHealth
@@ -34,13 +36,22 @@ class Rotation:
         self._timers = timers
         self._meter = meter
         self._empty_since: int | None = 0
+        self._watches: dict[int, int] = {}
+        """When the silence of each worker is looked at next."""
 
     def hello(self, worker: int, hello: Hello, now: int) -> None:
         """A new incarnation has warmed up. If the loss of the one before was missed, it is made up."""
         self.lost(worker, "replaced by a new incarnation", now)
         self.health[worker].hears_hello(hello, now)
         self._dispatcher.events.begin(worker, hello.epoch)
-        self._watch(worker, hello.incarnation, now)
+        self._watch(worker, now)
+
+    def configure(self, config: HealthConfig, now: int) -> None:
+        """Go by these times from now on: who has been silent for too long by them is out at once."""
+        for worker, health in self.health.items():
+            before, health.config = health.config, config
+            if before.eject_after != config.eject_after:
+                self._watch(worker, now)
 
     def heartbeat(self, worker: int, heartbeat: Heartbeat, now: int) -> None:
         """Of the living incarnation only; a new epoch means that its cache was cleared (F30)."""
@@ -95,16 +106,22 @@ class Rotation:
         """The attempts dispatched to a worker, by request id."""
         return [run for _, run in sorted(self._dispatcher.on_worker[worker].items())]
 
-    def _watch(self, worker: int, incarnation: str, now: int) -> None:
-        """Look at the worker again when its silence would matter; one such watch per incarnation."""
+    def _watch(self, worker: int, now: int) -> None:
+        """Look at the worker now, and again when its silence would matter."""
         health = self.health[worker]
-        if health.incarnation != incarnation or health.seen is None:
+        if health.seen is None:
             return
         if health.silent(now) and health.state is not State.EJECTED:
             self._silent(worker, now)
-        heard_by = health.seen + int(health.config.eject_after * 1e9)
-        due = heard_by if heard_by > now else now + int(health.config.eject_after * 1e9)
-        self._timers.at(due, partial(self._watch, worker, incarnation))
+        eject_after = ceil(health.config.eject_after * 1e9)
+        heard_by = health.seen + eject_after
+        due = self._watches[worker] = heard_by if heard_by > now else now + eject_after
+        self._timers.at(due, partial(self._watch_due, worker, due))
+
+    def _watch_due(self, worker: int, due: int, now: int) -> None:
+        """Only the latest watch of a worker matters."""
+        if self._watches[worker] == due:
+            self._watch(worker, now)
 
     def _silent(self, worker: int, now: int) -> None:
         """F35: frozen or cut off. It is told to drop what it has, should it ever wake up."""

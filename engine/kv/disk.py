@@ -6,22 +6,30 @@
     <folder>/<digest>.kv        magic, root, digest, length, checksum, K/V
 
 A file that is torn, foreign or gone is a miss, never an error; so is one that cannot be written. Nothing
-outlives the process that wrote it: a folder is emptied when it is opened.
+outlives the process that wrote it: a folder is emptied when it is taken. What the system says of a failure
+is logged.
 """
 
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import re
+from collections.abc import Callable
+from contextlib import ExitStack
 from hashlib import blake2b
 from pathlib import Path
 from struct import Struct
+
+log = logging.getLogger(__name__)
 
 _MAGIC = b"hrkv\x00\x00\x00\x01"
 _HEADER = Struct("<8s16s16sQ16s")
 _OURS = re.compile(r"[0-9a-f]{32}\.kv(\.new)?")
 MARKER = "headrace-tier"
+LOGS_AGAIN_S = 60.0
+"""After a failure was logged no other one is for so long."""
 
 
 class DiskRefused(ValueError):
@@ -29,31 +37,65 @@ class DiskRefused(ValueError):
 
 
 class DiskStore:
-    """Blocks of one worker by digest. ``identity`` is written into the marker, for people.
+    """Blocks of one worker by digest. ``identity`` is written into the marker, for people; ``clock`` tells s.
 
     Raises DiskRefused if the folder is not marked as ours and holds anything, another process uses it, or it
     cannot be made. In a marked one what somebody else has put there stays, and is in nobody's way.
+
+    A folder that goes away later and comes back is taken by the same rules before anything is written to it.
+    It is not made again: what has gone may be the disk that was mounted there.
     """
 
-    def __init__(self, folder: Path, identity: str) -> None:
+    def __init__(self, folder: Path, identity: str, clock: Callable[[], float]) -> None:
         self.folder = folder
+        self._identity = identity
+        self._clock = clock
+        self._logs_from = clock()
+        self._opened: int | None = None
+        self._open = ExitStack()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._check(set(os.listdir(folder)))
-            self._lock = os.open(folder / MARKER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+            self._take()
         except OSError as error:
             raise DiskRefused(f"{folder} cannot be used for cached blocks: {error}") from error
+
+    def _take(self) -> None:
+        """Mark the folder as ours, lock it, and empty it unless it is the one that we had.
+
+        Raises DiskRefused, OSError.
+        """
+        with ExitStack() as stack:
+            opened = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, opened)
+            same = self._opened is not None and os.path.samestat(os.fstat(opened), os.fstat(self._opened))
+            if not same:
+                self._check(set(os.listdir(opened)))
+            lock = os.open(MARKER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, dir_fd=opened)
+            stack.callback(os.close, lock)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                why = "another engine uses it: give the tier another folder"
+                raise DiskRefused(f"{self.folder} cannot be used for cached blocks: {why}") from error
+            for name in () if same else filter(_OURS.fullmatch, os.listdir(opened)):
+                os.unlink(name, dir_fd=opened)
+            os.ftruncate(lock, 0)
+            os.write(lock, f"{self._identity}\n".encode())
+            self._open.close()
+            self._open, self._opened, self._lock = stack.pop_all(), opened, lock
+
+    def _ours(self) -> bool:
+        """The folder is there, with the marker that we hold the lock of."""
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for name in filter(_OURS.fullmatch, os.listdir(folder)):
-                (folder / name).unlink()
-            os.ftruncate(self._lock, 0)
-            os.write(self._lock, f"{identity}\n".encode())
-        except OSError as error:
-            os.close(self._lock)
-            used = isinstance(error, BlockingIOError)
-            why = "another engine uses it: give the tier another folder" if used else str(error)
-            raise DiskRefused(f"{folder} cannot be used for cached blocks: {why}") from error
+            return os.path.samestat(os.stat(self.folder / MARKER), os.fstat(self._lock))
+        except OSError:
+            return False
+
+    def _failed(self, error: Exception) -> None:
+        now = self._clock()
+        if now >= self._logs_from:
+            self._logs_from = now + LOGS_AGAIN_S
+            log.warning("%s fails, cached blocks are lost: %s", self.folder, error)
 
     def _check(self, names: set[str]) -> None:
         """Only a folder that is empty or ours may be emptied."""
@@ -73,14 +115,19 @@ class DiskStore:
         new = path.with_suffix(".kv.new")
         checksum = _checksum(root, digest, data)
         try:
+            if not self._ours():
+                self._take()
+                log.warning("%s has come back and is used for cached blocks again", self.folder)
             with new.open("wb", buffering=0) as file:
                 file.write(_HEADER.pack(_MAGIC, root, digest, len(data), checksum))
                 if file.write(data) != len(data):
                     raise OSError("short write")
             new.replace(path)
-        except OSError:
-            self._unlink(new)
-            self._unlink(path)  # an older copy: who asked for a new one believes that it is that
+        except (OSError, DiskRefused) as error:
+            self._failed(error)
+            if self._ours():
+                self._unlink(new)
+                self._unlink(path)  # an older copy: who asked for a new one believes that it is that
             return False
         return True
 
@@ -96,17 +143,19 @@ class DiskStore:
                     return False
                 if file.readinto(into) != length:
                     return False
-        except OSError:
+        except OSError as error:
+            self._failed(error)
             return False
         return bool(_checksum(root, digest, into) == checksum)
 
     def drop(self, digest: bytes) -> None:
         """Forget a block; nothing if it is not there."""
-        self._unlink(self._path(digest))
+        if self._ours():
+            self._unlink(self._path(digest))
 
     def close(self) -> None:
         """Let others have the folder, as the end of the process does too; what is in it is of no use."""
-        os.close(self._lock)
+        self._open.close()
 
     def _path(self, digest: bytes) -> Path:
         return self.folder / f"{digest.hex()}.kv"

@@ -26,6 +26,12 @@ COMPILED = 64
 """Schemas kept compiled, the last used ones."""
 STATES = 2048
 """Choices whose matcher is kept, the last used ones; any other is made anew from its tokens."""
+MAX_ITEMS = 10_000
+"""Items of the library's parser at one place of the output, about four for each property that may come next;
+its own limit is 2,000, which 500 properties pass."""
+MAX_STEP_ITEMS = 1_000_000
+"""Items for one mask, 20,000 a millisecond; its own limit is 50,000. Of 2,000 properties and 49,152 tokens
+a mask takes 12 ms."""
 _OPTIONS: Any = {"whitespace_pattern": r"\x20|\x0A[\x20\x09]{0,16}", "lenient": False}
 """A blank, or a line end and indentation: a model that likes white space must not print it for ever."""
 
@@ -54,12 +60,13 @@ class Schemas:
         can meet. At once if it is known; no other thread's compiling is waited for then."""
         if not self.knows(schema):
             with self._lock:
-                self._compile(schema)
+                self._compile(schema, trying=True)
 
     def matcher(self, schema: str) -> Any:
-        """A new LLMatcher at the beginning. Raises SchemaError."""
+        """A new LLMatcher at the beginning. Raises SchemaError. A worker that asks for it loses no time with
+        what the gateway's ``check`` has tried."""
         with self._lock:
-            return self._compile(schema).deep_copy()
+            return self._compile(schema, trying=False).deep_copy()
 
     def mask(self, matcher: Any) -> Mask:
         """``[vocabulary]``: what may come next. Where the output may end, any end-of-sequence id may.
@@ -74,21 +81,45 @@ class Schemas:
             raise DeadEnd("no token of this model continues the output within the schema")
         return mask
 
-    def _compile(self, schema: str) -> Any:
+    def _compile(self, schema: str, trying: bool) -> Any:
         found = self._compiled.get(schema)
         if found is not None:
             self._compiled.move_to_end(schema)
             return found
-        check_text(schema)
+        parts = check_text(schema)
         matcher = _compiled(self._ready(), schema)
         try:
-            self.mask(matcher)
+            self._try(matcher, self.mask(matcher))
         except DeadEnd as end:
             raise SchemaError(f"nothing can meet this schema: {end}") from end
+        for part in parts if trying else ():
+            self._try_part(part)
         self._compiled[schema] = matcher
         if len(self._compiled) > COMPILED:
             self._compiled.popitem(last=False)
         return matcher
+
+    def _try_part(self, part: str) -> None:
+        """Raises SchemaError as ``_try``, but not for what is no schema, or not one by itself."""
+        try:
+            matcher = _compiled(self._ready(), part)
+            mask = self.mask(matcher)
+        except (SchemaError, DeadEnd):
+            return
+        self._try(matcher, mask)
+
+    def _try(self, matcher: Any, mask: Mask) -> None:
+        """Raises SchemaError if the library gives up at what may come after a brace: else it would only while
+        generating."""
+        brace = self._ready().greedy_tokenize("{")
+        if not mask[brace].all():
+            return
+        ahead = matcher.deep_copy()
+        if not ahead.consume_tokens(brace) or not ahead.compute_bitmask() or ahead.is_error():
+            raise SchemaError(
+                "too many properties (or combinations of allOf and anyOf) may come next in an object: "
+                + _reason(ahead.get_error())
+            )
 
     def _ready(self) -> Any:
         if self._backend is None:
@@ -121,13 +152,14 @@ class Matchers:
 
 
 def _compiled(backend: Any, schema: str) -> Any:
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLParserLimits
 
     try:
         grammar = LLMatcher.grammar_from_json_schema(schema, overrides=_OPTIONS)
     except ValueError as error:
         raise SchemaError(_reason(str(error))) from error
-    matcher = LLMatcher(backend, grammar, log_level=0)
+    limits = LLParserLimits(max_items_in_row=MAX_ITEMS, step_max_items=MAX_STEP_ITEMS, verbose_errors=False)
+    matcher = LLMatcher(backend, grammar, log_level=0, limits=limits)
     if matcher.is_error():
         raise SchemaError(_reason(matcher.get_error()))
     return matcher
@@ -162,5 +194,7 @@ def _backend(tokenizer: Tokenizer) -> Any:
 
 
 def _reason(text: str) -> str:
-    """The first line of an error of the library, which may go on with the whole grammar."""
-    return (text.strip().splitlines() or ["no reason given"])[0][:300]
+    """First and last line of an error of the library: between them, it draws where in a pattern it is."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() not in ("", "<non-verbose/>")]
+    ends = lines[:1] + [line.removeprefix("error: ") for line in lines[1:][-1:]]
+    return " ".join(line[:300] for line in ends) or "no reason given"

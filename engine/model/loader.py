@@ -10,6 +10,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -155,7 +156,8 @@ def _open_disk(config: EngineConfig, worker: int, weights: str) -> DiskStore | N
     if disk is None:
         return None
     try:
-        return DiskStore(Path(disk.path).expanduser() / f"worker-{worker}", f"{config.model} {weights}")
+        folder = Path(disk.path).expanduser() / f"worker-{worker}"
+        return DiskStore(folder, f"{config.model} {weights}", time.monotonic)
     except DiskRefused as error:
         raise ModelError([f"cache.tiers.disk.path: {error}"]) from error
 

@@ -17,16 +17,26 @@ MAX_MULTIPLES = 5_000
 """Of multipleOf, about 20 us for each unit: in sum, or as a product where parts are merged."""
 MAX_REFS = 128
 """Different references up to which it is looked whether the output can end."""
+MAX_OPTIONAL = 2_000
+"""Optional properties of one object, any of which may come next: n of them cost the library about n**2 to
+compile (2,000 a quarter of a second) and about 4 n items of its parser."""
+CROWD = 100
+"""Property names from which on it is tried whether the library can follow a part."""
+MAX_TRIED = 8
+"""Parts of one schema that are tried, the largest."""
 _NOTES = {"title", "description", "default", "examples", "deprecated", "$comment", "$schema", "$id", "$defs"}
 _NOTES |= {"definitions", "readOnly", "writeOnly"}
+_SEVERAL = ("allOf", "anyOf", "oneOf")
 
 
 class SchemaError(ValueError):
     """A schema that cannot be followed; the message says why."""
 
 
-def check_text(schema: str) -> None:
-    """Raises SchemaError for text that is no JSON object, too long, nested too deeply, that merges too many
+def check_text(schema: str) -> list[str]:
+    """Parts of the schema, each as a schema of its own, that may be too many choices for the library.
+
+    Raises SchemaError for text that is no JSON object, too long, nested too deeply, that merges too many
     patterns, or that only an endless output could meet."""
     size = len(schema.encode("utf-8", "surrogatepass"))
     if size > MAX_BYTES:
@@ -42,6 +52,18 @@ def check_text(schema: str) -> None:
     references = {ref for part in parts if isinstance(ref := part.get("$ref"), str) and ref.startswith("#")}
     if len(references) <= MAX_REFS and not _can_end(root, _that_end(root, references)):
         raise SchemaError("nothing can meet this schema: each required part needs another one, without end")
+    return [json.dumps(part) for part in _crowds(root)]
+
+
+def _crowds(root: dict[str, Any]) -> list[dict[str, Any]]:
+    """The parts below ``root`` in which most names of properties may come next, the largest first."""
+    parts = list(_objects(root))
+    if sum(map(_names, parts)) < CROWD and not any(map(_merges, parts)):
+        return []
+    shared: dict[str, Any] = {name: root[name] for name in ("$defs", "definitions") if name in root}
+    many = [part for part in parts[1:] if _names(part) >= CROWD or not part.keys().isdisjoint(_SEVERAL)]
+    many.sort(key=lambda part: -sum(map(_names, _objects(part))))
+    return [{**shared, **part} for part in many[:MAX_TRIED]]
 
 
 def _objects(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -68,6 +90,9 @@ def _check_cost(parts: list[dict[str, Any]], merging: bool) -> None:
             f"the schema merges parts (allOf, or a $ref with keywords beside it) and has {patterns} patterns "
             f"and formats; at most {MAX_MERGED} are taken then"
         )
+    optional = max(map(_optional, parts))
+    if optional > MAX_OPTIONAL:
+        raise SchemaError(f"an object has {optional} optional properties, at most {MAX_OPTIONAL} are taken")
     multiples = [_digits(part["multipleOf"]) for part in parts if "multipleOf" in part]
     if (math.prod(multiples) if merging else sum(multiples)) > MAX_MULTIPLES:
         first = ", ".join(map(str, multiples[:5]))
@@ -83,6 +108,18 @@ def _digits(number: Any) -> int:
     return int("".join(map(str, digits[:40])) + "0" * min(max(int(exponent), 0), 40))
 
 
+def _names(part: dict[str, Any]) -> int:
+    properties = part.get("properties")
+    return len(properties) if isinstance(properties, dict) else 0
+
+
+def _optional(part: dict[str, Any]) -> int:
+    required = part.get("required")
+    needed = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+    properties = part.get("properties")
+    return len(properties.keys() - needed) if isinstance(properties, dict) else 0
+
+
 def _patterns(part: dict[str, Any]) -> int:
     keys = part.get("patternProperties")
     return ("pattern" in part) + ("format" in part) + (len(keys) if isinstance(keys, dict) else 0)
@@ -92,7 +129,7 @@ def _merges(part: dict[str, Any]) -> bool:
     several = part.get("allOf")
     if isinstance(several, list) and len(several) > 1:
         return True
-    return len(part.keys() - _NOTES) > 1 and not part.keys().isdisjoint(("allOf", "anyOf", "oneOf", "$ref"))
+    return len(part.keys() - _NOTES) > 1 and not part.keys().isdisjoint((*_SEVERAL, "$ref"))
 
 
 def _that_end(root: dict[str, Any], references: set[str]) -> set[str]:

@@ -65,16 +65,21 @@ class Transfers:
         if not self.below.entries or sequence.gave_up or not self.config.cache.enabled:
             return ()
         path: list[Source] = []
-        best, worth, size = 0.0, 0, sequence.block_size
+        best = most_hoped = 0.0
+        worth, hoped, size = 0, 0, sequence.block_size
         tiers = Counter[Tier]()
         for source in self._behind(sequence, len(match.blocks)):
             path.append(source)
             tiers[source.tier] += 1
-            # what comes from disk passes through the host
-            loading = self.prices.moving(tiers["host"] + tiers["disk"], tiers["disk"])
-            gain = self.prices.computing(len(match.blocks) * size, len(path) * size) - loading
+            moves = tiers["host"] + tiers["disk"], tiers["disk"]  # from disk it passes through the host
+            computing = self.prices.computing(len(match.blocks) * size, len(path) * size)
+            gain, hope = computing - self.prices.moving(*moves), computing - self.prices.hoped(*moves)
             if gain >= best and gain > 0:
                 best, worth = gain, len(path)
+            if hope >= most_hoped and hope > 0:
+                most_hoped, hoped = hope, len(path)
+        if hoped > worth:
+            self.prices.refused(disk=any(source.tier == "disk" for source in path[worth:hoped]))
         return tuple(path[:worth])
 
     def pin(self, sequence: Sequence, path: tuple[Source, ...]) -> None:
@@ -123,8 +128,12 @@ class Transfers:
             return None
         copies = [self._copy_below(victim, i) for i in range(blocks_for(victim.computed, victim.block_size))]
         saves = copies.count(None)
-        moving, computing = self.prices.moving(saves), self.prices.computing(0, victim.computed)
-        if saves > len(self.free_slots) or 2 * moving >= computing:
+        if saves > len(self.free_slots):
+            return None
+        computing = self.prices.computing(0, victim.computed)
+        if 2 * self.prices.moving(saves) >= computing:
+            if 2 * self.prices.hoped(saves) < computing:
+                self.prices.refused()
             return None
         sources = []
         for block, entry in zip(victim.table, copies, strict=False):

@@ -210,6 +210,27 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"prompt": [7, -1]}, "prompt.1: Input should be greater than or equal to 0"),
+        ({"prompt": [1 << 32]}, "prompt.0: Input should be less than 4294967296"),
+        ({"prompt": [7, "a"]}, "prompt.1: Input should be a valid integer"),
+        ({"prompt": ["a", 7]}, "prompt.1: Input should be a valid string"),
+        ({"prompt": [[1], [2, -3]]}, "prompt.1.1: Input should be greater than or equal to 0"),
+        ({"prompt": 7}, "prompt: Input should be a valid string"),
+        ({"stop": ["a", 1]}, "stop.1: Input should be a valid string"),
+    ],
+)
+def test_of_a_list_the_item_that_is_wrong_is_named(body, message):
+    """Also where the field takes a text as well: ``[7, -1]`` is no bad text but a list with a bad id."""
+    with pytest.raises(ApiError) as refused:
+        completion(**body)
+    assert (refused.value.message, refused.value.param) == (message, next(iter(body)))
+
+
 FIELDS = sorted({*Chat.model_fields, *Completion.model_fields, *NEUTRAL} - {"model", "prompt", "messages"})
 
 

@@ -6,9 +6,12 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
+
 from engine.api.exchange import ApiRequest
 from engine.api.generation import Stamps
 from engine.api.service import Service
+from engine.config import CacheConfig
 from engine.model.words import WordsTokenizer
 from loadgen.clock import run_virtual
 from tests.engine.api.fake import FakeSink
@@ -23,11 +26,11 @@ BODY = {
 }
 
 
-def answered(*bodies: dict[str, Any]) -> tuple[list[FakeSink], list[dict[str, Any]]]:
+def answered(*bodies: dict[str, Any], **settings: Any) -> tuple[list[FakeSink], list[dict[str, Any]]]:
     """What a fleet of one worker answers to completions sent one after the other, and its truth."""
 
     async def main(clock):
-        of = config(workers=1, model="simulated")
+        of = config(workers=1, model="simulated", **settings)
         sinks = [FakeSink() for _ in bodies]
         async with VirtualFleet(of, clock) as world:
             service = Service(world.fleet, WordsTokenizer(), of, Stamps(clock, lambda: 0))
@@ -81,6 +84,35 @@ def test_a_stop_id_ends_its_choice():
     assert [choice["token_ids"] for choice in choices] == [ids[0], ids[1][:5]]
     assert [choice["finish_reason"] for choice in choices] == ["length", "stop"]
     assert cut.json["usage"]["completion_tokens"] == 12 + 5
+
+
+LONG = {"prompt": " ".join(f"word{i}" for i in range(40))}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasons_of_misses_are_shown_only_where_they_may_be(stream):
+    """They may tell of others' requests (E18): off by default. On, an answer has those of its truth row."""
+    body = LONG | {"stream": stream, "stream_options": {"include_usage": True}}
+    for exposed in (False, True):
+        (first, again), truth = answered(body, body, expose_miss_reasons=exposed)
+        for sink, row in zip((first, again), truth, strict=True):
+            account = sink.events[-2] if stream else sink.json
+            reasons = {miss["reason"] for miss in row["misses"]}
+            assert account["headrace"].get("misses") == (row["misses"] if exposed else None)
+            assert exposed or not any(reason.encode() in sink.body for reason in reasons)
+    assert truth[0]["misses"][0]["reason"] == "never_computed"
+    assert truth[1]["misses"] != truth[0]["misses"], "the second one hit the first one's blocks"
+
+
+@pytest.mark.parametrize(
+    ("ttl", "asked", "holds"),
+    [(None, None, None), (60.0, None, 60.0), (60.0, "5m", 300.0), (None, "5m", 300.0)],
+)
+def test_an_answer_tells_the_life_of_its_blocks(ttl, asked, holds):
+    """What it asked for, else ``cache.ttl``, which holds for all (E5, E15)."""
+    cache = CacheConfig(ttl=ttl, retention={"5m": 300.0})
+    (sink,), _ = answered({} if asked is None else {"prompt_cache_retention": asked}, cache=cache)
+    assert sink.json["headrace"]["retention"] == holds
 
 
 def test_refusals_leave_nothing_behind():

@@ -147,6 +147,17 @@ def test_a_loss_before_the_first_byte_is_a_status(bench):
     }
 
 
+@pytest.mark.parametrize(
+    ("code", "wait"), [("adapter_unavailable", "2"), ("no_worker", "2"), ("worker_lost", None)]
+)
+def test_where_nobody_could_serve_it_the_client_is_told_when_to_come_back(bench, code, wait):
+    """A 503 that another try may mend: with Retry-After, unless some other worker is there at once."""
+    sink, _ = bench.complete()
+    bench.fleet.end(Finish.ERROR, code=code, message="not now", retriable=True)
+    assert (sink.status, sink.json["error"]["retriable"]) == (503, True)
+    assert sink.headers.get("Retry-After") == wait
+
+
 def test_a_loss_after_the_first_byte_is_one_error_event(bench):
     """One error event, then the close: no finish reason, no [DONE] (F41)."""
     sink, _ = bench.chat(stream=True)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
 import resource
 import shutil
 
 import pytest
 
-from engine.kv.disk import MARKER, DiskRefused, DiskStore
+from engine.kv.disk import LOGS_AGAIN_S, MARKER, DiskRefused, DiskStore
 
 ROOT, OTHER = b"r" * 16, b"o" * 16
 DIGEST = bytes(range(16))
 DATA = bytes(range(256)) * 8  # 2048
+
+
+def opened(folder, identity="a model", clock=lambda: 0.0):
+    return DiskStore(folder, identity, clock)
 
 
 @pytest.fixture
@@ -21,7 +28,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def store(folder):
-    made = DiskStore(folder, "a model")
+    made = opened(folder)
     yield made
     made.close()
 
@@ -117,11 +124,11 @@ def test_a_vanished_folder(store):
 
 def test_an_earlier_run_leaves_nothing(folder):
     """A folder of ours is emptied when it is opened, also what was never finished."""
-    first = DiskStore(folder, "another model")
+    first = opened(folder, "another model")
     path = kept(first)
     path.with_suffix(".kv.new").write_bytes(b"half")
     first.close()
-    second = DiskStore(folder, "a model")
+    second = opened(folder)
     assert fetched(second) is None
     assert [each.name for each in folder.iterdir()] == [MARKER]
     assert (folder / MARKER).read_text() == "a model\n"
@@ -130,12 +137,12 @@ def test_an_earlier_run_leaves_nothing(folder):
 
 def test_what_others_put_into_a_folder_of_ours_stays(folder):
     """A worker that starts again is not kept out by it."""
-    first = DiskStore(folder, "a model")
+    first = opened(folder)
     kept(first)
     (folder / "lost+found").mkdir()
     (folder / "notes.txt").write_text("to be kept")
     first.close()
-    DiskStore(folder, "a model").close()
+    opened(folder).close()
     assert sorted(each.name for each in folder.iterdir()) == [MARKER, "lost+found", "notes.txt"]
 
 
@@ -144,7 +151,7 @@ def test_a_folder_of_somebody_else_is_refused(folder):
     folder.mkdir(parents=True)
     (folder / "thesis.tex").write_text("years of work")
     with pytest.raises(DiskRefused, match=r"thesis\.tex, which is not ours"):
-        DiskStore(folder, "a model")
+        opened(folder)
     assert (folder / "thesis.tex").read_text() == "years of work"
 
 
@@ -153,14 +160,14 @@ def test_an_unmarked_folder_is_refused(folder):
     folder.mkdir(parents=True)
     (folder / f"{DIGEST.hex()}.kv").write_text("?")
     with pytest.raises(DiskRefused, match="not marked"):
-        DiskStore(folder, "a model")
+        opened(folder)
 
 
 def test_one_folder_one_engine(store, folder):
     """A second one is told to take another folder; the first one's blocks are still there."""
     kept(store)
     with pytest.raises(DiskRefused, match="another engine uses it"):
-        DiskStore(folder, "a model")
+        opened(folder)
     assert fetched(store) == DATA
 
 
@@ -168,4 +175,109 @@ def test_a_path_that_cannot_be(tmp_path):
     """A file in the way is said."""
     (tmp_path / "file").write_text("")
     with pytest.raises(DiskRefused, match="cannot be used"):
-        DiskStore(tmp_path / "file" / "tier", "a model")
+        opened(tmp_path / "file" / "tier")
+
+
+class TestTheFolderGoesAway:
+    """While the engine serves; what a system, a person or a cleaner does to it."""
+
+    def test_it_is_logged_once_a_minute(self, folder, caplog):
+        """With the errno and the path, whether blocks are written or read."""
+        now = [0.0]
+        store = opened(folder, clock=lambda: now[0])
+        kept(store)
+        shutil.rmtree(folder)
+        for second in range(int(2 * LOGS_AGAIN_S) + 1):
+            now[0] = float(second)
+            assert not store.write(ROOT, DIGEST, memoryview(DATA))
+            assert fetched(store) is None
+        assert len(caplog.messages) == 3
+        assert all(f"[Errno {errno.ENOENT}]" in said and str(folder) in said for said in caplog.messages)
+        assert {record.levelno for record in caplog.records} == {logging.WARNING}
+        now[0] += LOGS_AGAIN_S
+        assert fetched(store) is None
+        assert len(caplog.messages) == 4
+        store.close()
+
+    def test_one_that_is_made_again_is_marked_again(self, store, folder):
+        """So that the next start is not refused; not before somebody has made it."""
+        kept(store)
+        shutil.rmtree(folder)
+        assert not store.write(ROOT, DIGEST, memoryview(DATA))
+        assert not folder.exists()
+        folder.mkdir()
+        kept(store)
+        assert fetched(store) == DATA
+        assert (folder / MARKER).read_text() == "a model\n"
+        with pytest.raises(DiskRefused, match="another engine uses it"):
+            opened(folder)
+        store.close()
+        opened(folder).close()
+
+    def test_a_file_in_its_place(self, store, folder, caplog):
+        """It is left alone; a folder in place of that is taken."""
+        shutil.rmtree(folder)
+        folder.write_text("mine")
+        assert not store.write(ROOT, DIGEST, memoryview(DATA))
+        store.drop(DIGEST)
+        assert fetched(store) is None
+        assert f"[Errno {errno.ENOTDIR}]" in caplog.text
+        assert folder.read_text() == "mine"
+        folder.unlink()
+        folder.mkdir()
+        kept(store)
+        store.close()
+        opened(folder).close()
+
+    def test_the_same_one_comes_back_whole(self, store, folder, tmp_path):
+        """A disk that was away for a while: nothing is lost."""
+        kept(store)
+        folder.rename(tmp_path / "away")
+        assert not store.write(ROOT, OTHER, memoryview(DATA))
+        (tmp_path / "away").rename(folder)
+        assert fetched(store) == DATA
+        assert store.write(ROOT, OTHER, memoryview(DATA))
+        assert (fetched(store), fetched(store, digest=OTHER)) == (DATA, DATA)
+
+    def test_a_marker_that_was_cleaned_away(self, store, folder):
+        """It is written again, and the blocks stay."""
+        kept(store)
+        (folder / MARKER).unlink()
+        assert store.write(ROOT, OTHER, memoryview(DATA))
+        assert fetched(store) == DATA
+        store.close()
+        opened(folder).close()
+
+    def test_a_folder_of_somebody_else_in_its_place(self, store, folder, caplog):
+        """Neither marked, nor written to, nor emptied."""
+        shutil.rmtree(folder)
+        folder.mkdir()
+        (folder / "thesis.tex").write_text("years of work")
+        (folder / f"{DIGEST.hex()}.kv").write_text("?")
+        assert not store.write(ROOT, DIGEST, memoryview(DATA))
+        store.drop(DIGEST)
+        assert sorted(os.listdir(folder)) == [f"{DIGEST.hex()}.kv", "thesis.tex"]
+        assert "thesis.tex, which is not ours" in caplog.text
+
+    def test_a_folder_of_another_engine_in_its_place(self, store, folder, caplog):
+        """It has come first: its blocks stay."""
+        shutil.rmtree(folder)
+        other = opened(folder, "another model")
+        kept(other)
+        assert not store.write(ROOT, DIGEST, memoryview(DATA))
+        store.drop(DIGEST)
+        assert fetched(other) == DATA
+        assert (folder / MARKER).read_text() == "another model\n"
+        assert "another engine uses it" in caplog.text
+        other.close()
+
+    def test_files_are_not_left_open(self, store, folder):
+        """However often it goes and comes back, and whether it can be taken or not."""
+        before = len(os.listdir("/proc/self/fd"))
+        for foreign in (False, True) * 3:
+            shutil.rmtree(folder)
+            folder.mkdir()
+            if foreign:
+                (folder / "notes.txt").write_text("")
+            assert store.write(ROOT, DIGEST, memoryview(DATA)) != foreign
+        assert len(os.listdir("/proc/self/fd")) == before

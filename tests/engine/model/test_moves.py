@@ -48,7 +48,7 @@ def memory(request):
 
 @pytest.fixture
 def disk(tmp_path):
-    store = DiskStore(tmp_path / "tier", "test")
+    store = DiskStore(tmp_path / "tier", "test", lambda: 0.0)
     yield store
     store.close()
 

@@ -89,7 +89,7 @@ def loaded(request, tmp_path_factory):
 @pytest.fixture(scope="module")
 def case(loaded, tmp_path_factory):
     references = {id: parity.greedy(loaded.theirs, p, GENERATED) for id, p in loaded.prompts.items()}
-    disk = DiskStore(tmp_path_factory.mktemp("disk") / "tier", "parity")
+    disk = DiskStore(tmp_path_factory.mktemp("disk") / "tier", "parity", lambda: 0.0)
     runner = TorchRunner(loaded.ours, frozenset({258}), disk=disk)
     yield Case(runner, loaded.prompts, references, GENERATED, loaded.close)
     disk.close()
