@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,9 +125,9 @@ class Result:
         )
 
 
-def _each(classes: Mapping[str, Any], show: Any) -> str:
+def _each(classes: Mapping[str, Any], show: Callable[[Any], str]) -> str:
     if len(classes) == 1:
-        return str(show(next(iter(classes.values()))))
+        return show(next(iter(classes.values())))
     return "; ".join(f"{name} {show(block)}" for name, block in classes.items())
 
 

@@ -63,6 +63,11 @@ class Step:
     why: str | None = None
     """Words for ``prevented``."""
 
+    @property
+    def core(self) -> float | None:
+        """What the busiest load process and its clerk used of the core that they share."""
+        return None if self.client_cpu is None else self.client_cpu + (self.clerk_cpu or 0.0)
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -93,9 +98,8 @@ def judge(step: Step, bound: float) -> Judged:
 
 
 def _held_up(step: Step) -> bool:
-    """Late without being busy. A load process and its clerk are taken as one: they share a core."""
-    client = None if step.client_cpu is None else step.client_cpu + (step.clerk_cpu or 0.0)
-    used = [share for share in (client, step.server_cpu) if share is not None]
+    """Late without being busy."""
+    used = [share for share in (step.core, step.server_cpu) if share is not None]
     return bool(used) and max(used) < IDLE
 
 
@@ -134,8 +138,8 @@ def _circumstances(step: Step) -> list[str]:
     found = []
     if step.client_cpu is not None and step.client_cpu >= CLIENT_BUSY:
         found.append(f"a load process used {step.client_cpu:.0%} of its core")
-    elif step.client_cpu is not None and step.client_cpu + (step.clerk_cpu or 0.0) >= CLIENT_BUSY:
-        both = f"{step.client_cpu:.0%} and {step.clerk_cpu or 0.0:.0%}"
+    elif step.core is not None and step.core >= CLIENT_BUSY:
+        both = f"{step.client_cpu:.0%} and {step.clerk_cpu:.0%}"
         found.append(f"a load process and its clerk used {both} of their core")
     if step.others_cpu is not None and step.others_cpu > OTHERS:
         found.append(f"other processes used {step.others_cpu:.1f} cores meanwhile")

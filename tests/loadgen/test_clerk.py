@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -333,3 +334,20 @@ def test_a_full_disk_is_said_and_ends_the_clerk(tmp_path: Path) -> None:
     assert "No space left" in frames[-1][1]
     assert clerk.returncode == 3
     assert b"Traceback" in log
+
+
+def test_no_record_is_made_while_bodies_are_due(tmp_path: Path) -> None:
+    """Each look at the clock takes 2 ms, a slice holds a few bodies: the answer waits until all are out."""
+    ticks = count(T0, 2 * MS)
+    with load_process(job(tmp_path, *(shot(id) for id in range(40)))) as end:
+        end.clerk._clock = lambda: next(ticks)
+        heard = end.says(("t0", T0), ("clock", T0 + 10 * S, 0, 100), pack_closed(answered(0)))
+        slices = 1
+        while len(heard) < 40:
+            assert end.clerk._waiting(), "an answer was understood before the last body was out"
+            end.clerk.step()
+            heard, slices = heard + end.heard(), slices + 1
+        assert [frame[:2] for frame in heard] == [("body", id) for id in range(40)]
+        assert slices > 5
+        end.clerk.step()
+        assert not end.clerk._waiting()
