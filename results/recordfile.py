@@ -119,6 +119,7 @@ def _column(values: Sequence[Any], type_: Any) -> Any:
     """An Arrow array; long lists of numbers are flattened first, which is 20 times as fast."""
     if type_ != RECORD_SCHEMA.field("event_us").type:
         return pa.array(values, type=type_)
+    values = [value or () for value in values]
     offsets = np.zeros(len(values) + 1, dtype=np.int32)
     offsets[1:] = np.cumsum([len(value) for value in values])
     flat = np.fromiter(chain.from_iterable(values), dtype=np.int64, count=int(offsets[-1]))

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from results.record import Outcome, Record
@@ -153,6 +153,8 @@ NAMES = st.sampled_from([f.name for f in fields(Record)][4:])
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=st.dictionaries(NAMES, VALUES, max_size=6))
+@example(changes={"event_us": None})
+@example(changes={"tenant": 0, "warnings": None})
 def test_any_value_in_any_column_is_written_or_said(changes: dict[str, Any], tmp_path: Path) -> None:
     """Whatever a dialect made of an answer, the file is whole and has a row for it."""
     with RecordWriter(tmp_path / "r") as writer:
