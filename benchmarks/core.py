@@ -22,7 +22,7 @@ from benchmarks.gate import gateway_costs
 from benchmarks.timing import call_ns, calls, machine, no_collection, us
 from engine import messages as m
 from engine.config import EngineConfig, MemoryConfig, SchedulerConfig
-from engine.kv.blocks import block_digests, blocks_for, namespace_root
+from engine.kv.blocks import Content, block_digests, blocks_for, namespace_root
 from engine.request import Request, Sampling
 from engine.runner.base import StepPlan, StepResult
 from engine.worker import Worker
@@ -92,7 +92,7 @@ class Loop:
             parent = first.to_bytes(8, "little")
             for index, block in enumerate(ids):
                 digest = (first + index).to_bytes(16, "big")
-                self.worker.cache.publish(block, digest, parent, b"", parent, digest)
+                self.worker.cache.publish(block, Content(digest, parent, b"", parent), digest)
                 parent = digest
             self.worker.pool.release(ids, self.now)
         self.worker.take_outbox()
@@ -167,7 +167,7 @@ def prefix_match(length: int, repeat: int) -> dict[str, float]:
     parent = ROOT
     for index, digest in enumerate(long.digests):
         block = long.tokens[index * BLOCK : (index + 1) * BLOCK].tobytes()
-        worker.cache.publish(ids[index], digest, parent, block, ROOT, digest)
+        worker.cache.publish(ids[index], Content(digest, parent, block, ROOT), digest)
         parent = digest
     worker.pool.release(ids, 1)
     matches, digests = [], []

@@ -6,6 +6,7 @@ In virtual time the values are handed over as they are; between processes each t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -178,6 +179,24 @@ class TokensOut:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTokens:
+    """What one step has drawn for all those that decode in lockstep: a token each, in columns."""
+
+    ids: tuple[int, ...]
+    attempts: tuple[int, ...]
+    choices: tuple[int, ...]
+    tokens: tuple[int, ...]
+    logprobs: dict[int, tuple[Logprob, ...]] = field(default_factory=dict)
+    """By place, of those that want them."""
+
+    def apart(self) -> Iterator[TokensOut]:
+        """The same, one by one."""
+        rows = zip(self.ids, self.attempts, self.choices, self.tokens, strict=True)
+        for place, (id, attempt, choice, token) in enumerate(rows):
+            yield TokensOut(id, attempt, (token,), choice, self.logprobs.get(place, ()))
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """Prefill progress: prompt tokens computed or hit so far."""
 
@@ -209,7 +228,7 @@ class Done:
     """The error lies in the request itself: no other worker would do better."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, for the same reason
 class KvEvent:
     """``stored`` (digests with their parent), ``removed`` (with a cause) or ``cleared``."""
 
@@ -265,6 +284,7 @@ FromWorker = (
     Hello
     | Heartbeat
     | TokensOut
+    | StepTokens
     | Progress
     | Refused
     | Done

@@ -60,6 +60,7 @@ class Gateway:
             m.Hello: self._on_hello,
             m.Heartbeat: self.rotation.heartbeat,
             m.TokensOut: self._on_tokens,
+            m.StepTokens: self._on_step_tokens,
             m.Progress: self._on_progress,
             m.Refused: self._on_refused,
             m.Done: self._on_done,
@@ -119,7 +120,7 @@ class Gateway:
         handler = self._handlers.get(type(message))
         if handler is None:
             return
-        moves_nobody = isinstance(message, m.TokensOut) and self._decodes(worker, message)
+        moves_nobody = isinstance(message, m.TokensOut | m.StepTokens) and self._decodes(worker, message)
         handler(worker, message, now)
         if not moves_nobody:
             self._dispatch(now)
@@ -229,8 +230,14 @@ class Gateway:
             said = Generated(message.ids, message.choice, message.logprobs, message.finish)
             self.lives.emit(Emit(run.id, said))
 
-    def _decodes(self, worker: int, message: m.TokensOut) -> bool:
-        """One more token of a request in decode: nobody who waits can go for it."""
+    def _on_step_tokens(self, worker: int, message: m.StepTokens, now: int) -> None:
+        for said in message.apart():
+            self._on_tokens(worker, said, now)
+
+    def _decodes(self, worker: int, message: m.TokensOut | m.StepTokens) -> bool:
+        """One more token of requests in decode: nobody who waits can go for it."""
+        if isinstance(message, m.StepTokens):  # nobody's first one comes so
+            return worker not in self.dispatcher.refusing
         run = self.lives.attempt(worker, message.id, message.attempt)
         return run is not None and run.first_token and worker not in self.dispatcher.refusing
 

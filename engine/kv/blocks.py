@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
@@ -178,7 +178,7 @@ class BlockPool:
             self.ref[block] += 1
 
     def release(
-        self, table: list[int], now: int, fence: int | None = None, use: Use = NOBODY_SPECIAL
+        self, table: Sequence[int], now: int, fence: int | None = None, use: Use = NOBODY_SPECIAL
     ) -> None:
         """Give back one reference on each block of a table, last block first (ENGINE E12).
 

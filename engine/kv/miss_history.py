@@ -38,11 +38,12 @@ class MissHistory:
 
     def stored(self, digest: bytes, root: bytes, fingerprint: bytes) -> None:
         """This content is resident (again) under ``root``."""
-        self._lost.pop(digest, None)
-        roots = self._fingerprints.get(fingerprint, ())
+        if self._lost:
+            self._lost.pop(digest, None)
+        roots = self._fingerprints.pop(fingerprint, ())
         if root not in roots:  # two different roots answer "is there another one?" for every asker
-            self._fingerprints[fingerprint] = (*roots[-1:], root)
-        self._fingerprints.move_to_end(fingerprint)
+            roots = (*roots[-1:], root)
+        self._fingerprints[fingerprint] = roots
         if len(self._fingerprints) > self.bound:
             self._fingerprints.popitem(last=False)
             self._overflow()

@@ -167,17 +167,14 @@ class PrefixCache:
     def publish(
         self,
         block: int,
-        digest: bytes,
-        parent: bytes,
-        tokens: bytes,
-        root: bytes,
+        content: Content,
         fingerprint: bytes,
         start: int = 0,
         now: int = 0,
     ) -> Published:
         """Enter a computed block, which begins at position ``start``, after its step has committed (E16)."""
+        digest, parent, _, root = content
         key = digest[: self._key_bytes]
-        content = Content(digest, parent, tokens, root)
         holder = self._map.get(key)
         if holder is not None and self.content[holder].digest != digest:
             return Published.COLLISION
@@ -195,7 +192,7 @@ class PrefixCache:
         self.events.stored(digest, None if parent == root else parent)
         return Published.STORED
 
-    def released(self, blocks: list[int], preempted: bool) -> None:
+    def released(self, blocks: tuple[int, ...], preempted: bool) -> None:
         """Remember whether a preemption released these blocks: their loss then has that reason."""
         if preempted:
             self._preempted.update(block for block in blocks if self.pool.digested[block])

@@ -20,7 +20,7 @@ class Row(NamedTuple):
 
     id: int
     start: int
-    tokens: Tokens[int]
+    tokens: Tokens[int] | tuple[int, ...]
     table: tuple[int, ...]
     samples: bool
     """True when the last token of this chunk is the last known one, so that the next is drawn."""
@@ -93,6 +93,8 @@ class StepPlan:
     rows: tuple[Row, ...]
     transfers: tuple[Transfer, ...] = ()
     adapters: tuple[AdapterChange, ...] = ()
+    together: int = 0
+    """So many rows, the first ones, are known to decode: those in lockstep."""
     tokens: int = field(init=False)
     decoding: tuple[bool, ...] = field(init=False)
     """Which rows decode."""
@@ -100,8 +102,9 @@ class StepPlan:
     """How many do, with a token each."""
 
     def __post_init__(self) -> None:
-        decoding = tuple([row.is_decode for row in self.rows])
-        object.__setattr__(self, "tokens", sum([len(row.tokens) for row in self.rows]))
+        others = self.rows[self.together :]
+        decoding = (True,) * self.together + tuple([row.is_decode for row in others])
+        object.__setattr__(self, "tokens", self.together + sum([len(row.tokens) for row in others]))
         object.__setattr__(self, "decoding", decoding)
         object.__setattr__(self, "decodes", sum(decoding))
 

@@ -260,11 +260,11 @@ class SimulatedRunner:
         return seconds
 
 
-def _hashes(tokens: Tokens[int], start: int, before: int) -> Hashes:
+def _hashes(tokens: Tokens[int] | tuple[int, ...], start: int, before: int) -> Hashes:
     """Hash of the prefix ending at each token: a running sum of mixed (token, position), mod 2^64."""
     if len(tokens) == 1:  # a decode row: the same sum without eight array operations
         return np.array([(before + _mix(tokens[0] + (start << 32))) & _MASK], np.uint64)
-    ids = np.frombuffer(tokens, np.uint32).astype(np.uint64)
+    ids = np.asarray(tokens, np.uint64)
     positions = np.arange(start, start + len(ids), dtype=np.uint64)
     mixed = ids + (positions << np.uint64(32)) + np.uint64(_SPREAD)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -10,6 +10,7 @@ from engine.request import Finish, MissReason, Request, WorkerTruth
 from engine.runner.base import Row, StepPlan
 from engine.sched.aside import Source
 from engine.sched.fairness import tenant_label
+from engine.sched.lockstep import Lockstep
 from engine.sched.rates import OutputLengths
 from engine.sched.sequence import Job, Sequence
 from engine.telemetry import Meter
@@ -110,7 +111,7 @@ class Accounts:
             again = min(end, most) - start
             truth.recomputed += again
             self.meter.inc("headrace_engine_recomputed_tokens_total", again)
-        if job.last_step == plan.step:
+        if job.members or job.last_step == plan.step:
             return
         job.last_step = plan.step
         job.rows += len(plan.rows)
@@ -131,6 +132,14 @@ class Accounts:
         elif truth.prefill_done is None:
             self._prefilled(sequence.job, now)
         sequence.last_token = now
+
+    def generated_together(self, members: Lockstep) -> None:
+        """A token was drawn for each member and appended."""
+        self._untold += len(members)
+        for class_, tokens in members.classes.items():
+            if tokens:
+                key = members.told_at, class_
+                self._gaps[key] = self._gaps.get(key, 0) + tokens
 
     def told(self, now: int) -> None:
         """All tokens of a step were appended. Most of them follow on the same earlier step."""

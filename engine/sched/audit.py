@@ -95,7 +95,7 @@ def _cache(cache: PrefixCache, scheduler: Scheduler) -> list[str]:
     for sequence in scheduler.running.values():
         uncomputed = sequence.table[sequence.computed // sequence.block_size :]
         if sequence.loading is not None:  # between those to be loaded there may be hits
-            uncomputed = [sequence.table[index] for index, _ in sequence.loading.todo]
+            uncomputed = tuple(sequence.table[index] for index, _ in sequence.loading.todo)
         broken += [
             f"K4: block {block} of request {sequence.id} has a digest and is not computed"
             for block in uncomputed

@@ -16,6 +16,7 @@ from engine.sched.accounts import Accounts
 from engine.sched.adapters import Adapters
 from engine.sched.capacity import Capacity
 from engine.sched.holds import Holds
+from engine.sched.lockstep import Lockstep
 from engine.sched.memory import Memory
 from engine.sched.outlook import FIRST_RATIO, Outlook
 from engine.sched.sequence import Key, Sequence, State
@@ -39,6 +40,7 @@ class Batch:
         self.adapters = Adapters(config.max_adapters)
         self.waiting: OrderedDict[Key, Sequence] = OrderedDict()
         self.running: dict[Key, Sequence] = {}
+        self.lockstep = Lockstep(memory.cache.block_size)
         self.backlog_tokens = 0
         """Sum of the estimates of waiting sequences."""
         self.exhausted: list[Sequence] = []
@@ -60,6 +62,7 @@ class Batch:
 
     def remove(self, sequence: Sequence, now: int, fence: int | None = None) -> None:
         """Take a sequence out for good, wherever it is; its blocks come free behind ``fence``."""
+        sequence.step_out()
         if sequence.state is State.WAITING:
             del self.waiting[sequence.key]
             self.backlog_tokens -= sequence.estimate

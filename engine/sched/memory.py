@@ -102,24 +102,28 @@ class Memory:
         self.promised -= missing
         return 0
 
+    def extend(self, sequences: list[Sequence], now: int) -> bool:
+        """A block more for each of them, or nothing and False."""
+        if len(sequences) > self.pool.free:
+            return False
+        blocks = self.pool.allocate(len(sequences), now) or ()
+        for sequence, block in zip(sequences, blocks, strict=True):
+            sequence.grow((block,))
+        self.promised -= len(sequences)
+        return True
+
     def publish(self, sequence: Sequence, now: int) -> None:
         """Offer the blocks that became full in a committed step to the cache (ENGINE E16)."""
-        full = sequence.computed // sequence.block_size
+        size = sequence.block_size
+        full = sequence.computed // size
         if full <= sequence.published or not sequence.publishing:
             return
         for index in range(sequence.published, full):
-            if self.pool.digested[sequence.table[index]]:
+            block = sequence.table[index]
+            if self.pool.digested[block]:
                 continue  # a hit behind a block that was loaded
-            published = self.cache.publish(
-                sequence.table[index],
-                sequence.digest(index),
-                sequence.parent(index),
-                sequence.block(index),
-                sequence.request.root,
-                sequence.fingerprint(index),
-                index * sequence.block_size,
-                now,
-            )
+            content, fingerprint = sequence.content(index)
+            published = self.cache.publish(block, content, fingerprint, index * size, now)
             if published is Published.COLLISION:  # what follows could never be reached by a lookup
                 sequence.publishing = False
                 break
@@ -145,7 +149,7 @@ class Memory:
     def copied(self, sequence: Sequence, now: int) -> None:
         """The step that makes its copy has been applied: it lets go of the original."""
         assert sequence.original is not None, "it had a copy to make"
-        self._give_back(sequence, [sequence.original], now)
+        self._give_back(sequence, (sequence.original,), now)
         self.uncopied.remove(sequence)
         sequence.original = None
         sequence.job.recount()
@@ -189,7 +193,7 @@ class Memory:
     def _give_back(
         self,
         sequence: Sequence,
-        blocks: list[int],
+        blocks: tuple[int, ...],
         now: int,
         fence: int | None = None,
         preempted: bool = False,

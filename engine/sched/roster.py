@@ -114,6 +114,8 @@ class Roster:
         """The one way out: exactly one Done per taken request (ENGINE E33). That of a cancelled or expired
         one comes when its blocks are free again, at the latest when the step in flight lands."""
         self.holds.forget(job)
+        for sequence in job.choices:
+            sequence.step_out()
         self.accounts.ended(job, reason, now)
         for sequence in job.choices.copy():
             self._remove(sequence, now)

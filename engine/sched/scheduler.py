@@ -32,30 +32,38 @@ class Scheduler(Batch):
 
     # -- one step -----------------------------------------------------------------------------
 
-    def plan(self, now: int, step: int) -> dict[Sequence, int]:
-        """Tokens to compute per sequence in step ``step``, in row order; blocks for them are held.
+    def plan(self, now: int, step: int) -> Step:
+        """Who computes how many tokens in step ``step``; blocks for them are held.
 
         The numbers are those of E20: (1), (6) and (7) are the worker's, (4) is done row by row.
         """
-        planned = Step(step, self.config.scheduler.max_step_tokens, self.holds.waiting)
+        planned = Step(step, self.config.scheduler.max_step_tokens, self.lockstep, self.holds.waiting)
         self.memory.transfers.next_step = step
         self.memory.fill_ballast(now)
+        if self.holds.waiting or self.holds.caught:
+            self.lockstep.dissolve()
         decoders, prefills = self._ready()
-        served = self._decode(decoders, self._decode_share(prefills), planned, now)  # (2)
+        share = self._decode_share(prefills)
+        served = self._decode_all(decoders, share, planned, now)  # (2)
+        if not served:
+            decoders += self.lockstep.dissolve()
+            self._decode(decoders, share, planned, now)
         self._prefill(prefills, planned, now)  # (3)
         self._admit(planned, now)  # (5)
-        if not served:
-            self._decode_more(decoders, planned, now)
+        if not served and not planned.preempted:  # nobody stands still who could run
+            self._decode([s for s in decoders if s not in planned.chunks], planned.budget, planned, now)
         for sequence in planned.chunks:
             sequence.served = step
-        if planned.chunks:
+        if len(planned):
             self.outlook.stepped()
         self.stirred = planned.preempted or bool(self.exhausted)
-        return planned.chunks
+        return planned
 
     def _ready(self) -> tuple[list[Sequence], list[Sequence]]:
-        """Decoders and prefills in admission order; nobody who is paused."""
-        ready = list(self.running.values())
+        """Decoders that are not in lockstep, and prefills, in admission order; nobody who is paused."""
+        if len(self.lockstep) == len(self.running):
+            return [], []
+        ready = [s for s in self.running.values() if s.lockstep is None]
         if self.holds.caught or self.memory.transfers.loading:
             ready = [s for s in ready if not s.paused]
         decoders = [s for s in ready if s.decoding]
@@ -74,30 +82,30 @@ class Scheduler(Batch):
             return limits.max_step_tokens
         return max(1, limits.max_step_tokens - math.ceil(limits.min_prefill_share * limits.max_step_tokens))
 
-    def _decode(self, decoders: list[Sequence], share: int, planned: Step, now: int) -> bool:
+    def _decode_all(self, decoders: list[Sequence], share: int, planned: Step, now: int) -> bool:
+        """A token to each, those in lockstep included, if there are enough: the usual case, in which a step
+        costs least."""
+        enough = len(self.lockstep) + len(decoders) <= share
+        if not enough or planned.watched or not self._extend(decoders, now):
+            return False
+        planned.give_each(decoders)
+        return True
+
+    def _decode(self, decoders: list[Sequence], share: int, planned: Step, now: int) -> None:
         """A token each while the share lasts, least recently served first; what a victim returns is in it
-        again. True if all of them got one."""
-        if len(decoders) <= share and not planned.watched and self._extend(decoders, now):
-            planned.give_each(decoders)
-            return True
+        again."""
         kept = planned.budget - share
-        for sequence in sorted(decoders, key=attrgetter("served")):
+        for sequence in sorted(decoders, key=attrgetter("served", "order")):
             if planned.budget <= kept:
-                return False
+                return
             if self._may_run(sequence, 1, planned, now) and self.hold_blocks(sequence, 1, planned, now):
                 planned.give(sequence, 1)
-        return False
 
     def _extend(self, decoders: list[Sequence], now: int) -> bool:
-        """Give a block to each whose table is full, if there are enough for all: the usual case, in which
-        a step costs least."""
+        """Give a block to each whose table is full, in lockstep or not, if there are enough for all."""
         size = self.memory.cache.block_size
-        full = [s for s in decoders if s.computed >= len(s.table) * size]
-        if len(full) > self.memory.pool.free:
-            return False
-        lacking = [self.memory.grow(sequence, 1, now) for sequence in full]
-        assert not any(lacking), "there were enough"
-        return True
+        full = self.lockstep.lacking() + [s for s in decoders if s.computed >= len(s.table) * size]
+        return self.memory.extend(full, now)
 
     def _prefill(self, prefills: list[Sequence], planned: Step, now: int) -> None:
         for sequence in prefills:
@@ -184,11 +192,6 @@ class Scheduler(Batch):
         if not (self.holds.waiting and self.holds.reached(sequence, "admitted", now)):
             self._chunk(sequence, bool(self.waiting), planned, now)
         return True
-
-    def _decode_more(self, decoders: list[Sequence], planned: Step, now: int) -> None:
-        """Prefill left something over: nobody who could run stands still."""
-        if not planned.preempted:
-            self._decode([s for s in decoders if s not in planned.chunks], planned.budget, planned, now)
 
     # -- one sequence -------------------------------------------------------------------------
 

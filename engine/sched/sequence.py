@@ -11,15 +11,20 @@ each of the others goes on from there as a sequence of its own (ENGINE E36)::
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
-from engine.kv.blocks import block_digests, blocks_for, token_bytes
+from engine.kv.blocks import Content, block_digests, blocks_for, token_bytes
 from engine.kv.miss_history import CONTENT_ROOT
 from engine.request import Phase, Request, Tokens, WorkerTruth
 from engine.runner.base import Move, Row, Transfer
 from engine.sched.aside import Loading, Swapped
+
+if TYPE_CHECKING:
+    from engine.sched.lockstep import Lockstep
 
 
 class State(Enum):
@@ -58,6 +63,10 @@ class Job:
     rows: int = 0
     step_tokens: int = 0
     """Sums over the steps that had a row of it, each counted once."""
+    members: int = 0
+    """Choices that decode in lockstep: what follows does not count their steps yet."""
+    since: tuple[int, int, int] = (0, 0, 0)
+    """Steps, rows and tokens of the lockstep when the first of them joined."""
 
     def first(self, block_size: int) -> Sequence:
         """Its choice 0, which is to compute the prompt for all of them."""
@@ -85,7 +94,8 @@ class Job:
     def add_blocks(self, count: int) -> None:
         """One of its choices holds so many more, which no other one holds."""
         self.blocks += count
-        self.truth.blocks_peak = max(self.truth.blocks_peak, self.blocks)
+        if self.blocks > self.truth.blocks_peak:
+            self.truth.blocks_peak = self.blocks
 
     def recount(self) -> None:
         """Some of its choices has given blocks back."""
@@ -123,13 +133,16 @@ class Sequence:
     tokens: Tokens[int] = field(init=False)
     digests: list[bytes] = field(init=False)
     state: State = State.WAITING
-    table: list[int] = field(default_factory=list)
-    frozen_table: tuple[int, ...] = ()
+    table: tuple[int, ...] = ()
     original: int | None = None
     """The partial block at the end of the prompt as choice 0 computed it, until this choice has its copy."""
-    computed: int = 0
-    most_computed: int = 0
-    """The farthest ``computed`` has ever been: tokens below it are computed again, not first."""
+    lockstep: Lockstep | None = None
+    """With whom it decodes; then it does not keep the numbers itself that move with every step."""
+    offset: int = 0
+    joined: int = 0
+    """``computed`` less the steps of the lockstep; how many tokens it had when it joined."""
+    stops: frozenset[int] = frozenset()
+    """Tokens after which it ends."""
     published: int = 0
     """Leading blocks that are hits or have been offered to the prefix cache."""
     publishing: bool = True
@@ -140,8 +153,6 @@ class Sequence:
     """Prompt tokens that the backlog expects to compute for it."""
     order: int = 0
     """Number of its last admission, from 1; 0 before the first."""
-    served: int = -1
-    """Last step that had a row of it."""
     lacks_since: int | None = None
     """When it first stood at the head of the backlog and lacked capacity."""
     looked_up: tuple[int, int, int] | None = None
@@ -155,7 +166,10 @@ class Sequence:
     counted: bool = False
     """Its first admission is in the books."""
     chunks: int = 0
-    last_token: int | None = None
+    _computed: int = 0
+    _most_computed: int = 0
+    _served: int = -1
+    _last_token: int | None = None
     _fingerprints: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -175,6 +189,50 @@ class Sequence:
     def id(self) -> int:
         """Of the request; ``key`` tells its choices apart."""
         return self.request.id
+
+    @property
+    def computed(self) -> int:
+        return self._computed if self.lockstep is None else self.offset + self.lockstep.steps
+
+    @computed.setter
+    def computed(self, tokens: int) -> None:
+        self.step_out()
+        self._computed = tokens
+
+    @property
+    def most_computed(self) -> int:
+        """The farthest ``computed`` has ever been: tokens below it are computed again, not first."""
+        return self._most_computed if self.lockstep is None else max(self._most_computed, self.computed)
+
+    @most_computed.setter
+    def most_computed(self, tokens: int) -> None:
+        self.step_out()
+        self._most_computed = tokens
+
+    @property
+    def served(self) -> int:
+        """Last step that had a row of it."""
+        return self._served if self.lockstep is None else self.lockstep.served
+
+    @served.setter
+    def served(self, step: int) -> None:
+        self.step_out()
+        self._served = step
+
+    @property
+    def last_token(self) -> int | None:
+        """When it was told its last token, in ns; None before the first."""
+        return self._last_token if self.lockstep is None else self.lockstep.told_at
+
+    @last_token.setter
+    def last_token(self, now: int) -> None:
+        self.step_out()
+        self._last_token = now
+
+    def step_out(self) -> None:
+        """From now on it is counted on its own."""
+        if self.lockstep is not None:
+            self.lockstep.leave(self)
 
     @property
     def held(self) -> int | None:
@@ -217,19 +275,21 @@ class Sequence:
         return self.order > 0
 
     @property
-    def blocks(self) -> list[int]:
+    def blocks(self) -> tuple[int, ...]:
         """Every block that it holds a reference on."""
-        return self.table if self.original is None else [*self.table, self.original]
+        return self.table if self.original is None else (*self.table, self.original)
 
-    def grow(self, blocks: list[int], in_common: int = 0) -> None:
+    def grow(self, blocks: Iterable[int], in_common: int = 0) -> None:
         """Append blocks to its table; so many of them other choices hold too."""
-        self.table += blocks
-        self.frozen_table = tuple(self.table)
-        self.job.add_blocks(len(blocks) - in_common)
+        before = len(self.table)
+        self.table = (*self.table, *blocks)
+        if self.lockstep is not None:
+            self.lockstep.grown(self)
+        self.job.add_blocks(len(self.table) - before - in_common)
 
     def drop(self) -> None:
         """Its references have been given back."""
-        self.table, self.frozen_table, self.original = [], (), None
+        self.table, self.original = (), None
         self.job.recount()
 
     def fork(self, choice: int) -> Sequence:
@@ -240,9 +300,9 @@ class Sequence:
         """
         full = self.prompt // self.block_size
         fork = Sequence(self.job, self.block_size, choice)
-        fork.state, fork.served, fork.counted = State.RUNNING, self.served, True
+        fork.state, fork.served, fork.counted, fork.stops = State.RUNNING, self.served, True, self.stops
         fork.computed = fork.most_computed = self.prompt
-        fork.table, fork.frozen_table = self.table[:full], self.frozen_table[:full]
+        fork.table = self.table[:full]
         fork.original = self.table[full] if self.prompt % self.block_size else None
         fork.published, fork.publishing = min(self.published, full), self.publishing
         fork._fingerprints = self._fingerprints[:full]
@@ -255,15 +315,29 @@ class Sequence:
         assert self.original is not None, "there is something to copy"
         return Transfer(Move.COPY, self.original, self.table[self.prompt // self.block_size])
 
+    def content(self, index: int) -> tuple[Content, bytes]:
+        """What full block ``index`` holds, and its fingerprint."""
+        tokens, parent = self.block(index), self.parent(index)
+        digests, prints = self.digests, self._fingerprints
+        if len(digests) == index:
+            digests.append(_digest(parent, tokens))
+        if len(prints) < index:
+            self.fingerprint(index - 1)
+        if len(prints) == index:
+            prints.append(_digest(prints[-1] if index else CONTENT_ROOT, tokens))
+        return Content(digests[index], parent, tokens, self.request.root), prints[index]
+
     def digest(self, index: int) -> bytes:
         """Digest of full block ``index``, extended by outputs as needed (ENGINE E8)."""
         while len(self.digests) <= index:
             parent = self.parent(len(self.digests))
-            self.digests.append(blake2b(parent + self.block(len(self.digests)), digest_size=16).digest())
+            self.digests.append(_digest(parent, self.block(len(self.digests))))
         return self.digests[index]
 
     def parent(self, index: int) -> bytes:
-        return self.digests[index - 1] if index else self.request.root
+        if not index:
+            return self.request.root
+        return self.digests[index - 1] if index <= len(self.digests) else self.digest(index - 1)
 
     def block(self, index: int) -> bytes:
         """The tokens of block ``index`` as u32 LE."""
@@ -274,7 +348,7 @@ class Sequence:
         known = self._fingerprints
         while len(known) <= index:
             parent = known[-1] if known else CONTENT_ROOT
-            known.append(blake2b(parent + self.block(len(known)), digest_size=16).digest())
+            known.append(_digest(parent, self.block(len(known))))
         return known[index]
 
     def row(self, tokens: int) -> Row:
@@ -286,7 +360,7 @@ class Sequence:
             request.id,
             start,
             self.tokens[start : start + tokens],
-            self.frozen_table,
+            self.table,
             samples,
             request.sampling,
             known - self.prompt,
@@ -296,3 +370,7 @@ class Sequence:
             self.prompt,
             self.tokens[:] if samples and self.looks_back else None,
         )
+
+
+def _digest(parent: bytes, tokens: bytes) -> bytes:
+    return blake2b(parent + tokens, digest_size=16).digest()

@@ -8,31 +8,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from engine import messages as m
 from engine.config import CostModel
 from engine.request import Finish
 from engine.runner.base import StepPlan, StepResult
-from engine.sched.delivery import Delivery
+from engine.sched.delivery import Delivery, Flight
 from engine.sched.outbox import Outbox
 from engine.sched.rates import BusyWindow
 from engine.sched.roster import Roster
 from engine.sched.scheduler import Scheduler
 from engine.sched.sequence import Sequence, State
+from engine.sched.step import Step
 
 FAILURES_IN_A_ROW = 3
 """So many failed steps in a row, and the worker gives up (ENGINE E16)."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Flight:
-    """A step being executed: its plan, whose its rows are, who gets a copy, and when it began (ns)."""
-
-    plan: StepPlan
-    sequences: tuple[Sequence, ...]
-    copying: tuple[Sequence, ...]
-    started: int
 
 
 class Steps:
@@ -49,7 +39,7 @@ class Steps:
         self.busy = BusyWindow(cost)
         self.number = 0
         """Of the next step."""
-        self._flight: _Flight | None = None
+        self._flight: Flight | None = None
         self._failures = 0
 
     @property
@@ -61,18 +51,20 @@ class Steps:
         """The next step, or None if there is nothing to do now."""
         assert self._flight is None, "a step is in flight"
         self._wake(now)  # E20 (1); cancels and changes were applied when they came
-        chunks = self._schedule(now)  # (2) to (5)
+        planned = self._schedule(now)  # (2) to (5)
+        chunks = planned.chunks
         here = (job.request.adapter for job in self.roster.active.values())
         adapters = self.scheduler.adapters.take_changes(here)
-        moves = self.memory.transfers.depart(chunks, now)
+        moves = self.memory.transfers.depart(planned.each(), now)
         self.outbox.gather()
-        if not chunks and not adapters and not moves:
+        if not len(planned) and not adapters and not moves:
             return None
         copying = tuple(sequence for sequence in self.memory.uncopied if sequence in chunks)
         moves += tuple(sequence.copy for sequence in copying)
-        rows = tuple(sequence.row(tokens) for sequence, tokens in chunks.items())
-        plan = StepPlan(self.number, rows, moves, adapters)
-        self._flight = _Flight(plan, tuple(chunks), copying, now)
+        members = planned.lockstep.sequences
+        rows = (*planned.lockstep.plan(), *(sequence.row(tokens) for sequence, tokens in chunks.items()))
+        plan = StepPlan(self.number, rows, moves, adapters, len(members))
+        self._flight = Flight(plan, (*members, *chunks), planned.lockstep.left, copying, now)
         self.roster.departed(self.number)
         self.number += 1
         for sequence in chunks:
@@ -91,9 +83,9 @@ class Steps:
         for sequence in flight.copying:
             if sequence.state is State.RUNNING:
                 self.memory.copied(sequence, now)
-        self.delivery.computed(plan, flight.sequences, result, now)
+        self.delivery.computed(flight, result, now)
         self.outbox.gather()
-        self.delivery.drawn(plan, flight.sequences, result, now)
+        self.delivery.drawn(flight, result, now)
         self.outbox.gather()
 
     def step_failed(self, plan: StepPlan, error: BaseException | str, now: int) -> None:
@@ -118,18 +110,18 @@ class Steps:
         for sequence in self.memory.transfers.overdue(now):
             self.scheduler.loaded(sequence, now)
 
-    def _schedule(self, now: int) -> dict[Sequence, int]:
-        """Tokens per sequence. Who is alone and out of blocks ends here (ENGINE E26)."""
-        chunks: dict[Sequence, int] = {}
+    def _schedule(self, now: int) -> Step:
+        """Who computes what. Who is alone and out of blocks ends here (ENGINE E26)."""
         for _ in range(3):  # ending or preempting somebody may empty a plan that was full before
-            chunks = self.scheduler.plan(now, self.number)
+            planned = self.scheduler.plan(now, self.number)
             while self.scheduler.exhausted:
                 self.roster.end_choice(self.scheduler.exhausted.pop(), Finish.LENGTH, now)
-            if chunks or not self.scheduler.stirred:
+            if len(planned) or not self.scheduler.stirred:
                 break
-        return self.scheduler.adapters.grouped(chunks)
+        planned.chunks = self.scheduler.adapters.grouped(planned.chunks)
+        return planned
 
-    def _land(self, plan: StepPlan, lost: Collection[int], now: int) -> _Flight:
+    def _land(self, plan: StepPlan, lost: Collection[int], now: int) -> Flight:
         """The step in flight is over: its writes are done, so its fences open; who waited aside for its
         transfers runs on. Those ``lost`` did not happen."""
         flight = self._flight

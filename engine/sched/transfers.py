@@ -15,7 +15,7 @@ many bytes in each; the blocks of a victim are saved in the next one, since nobo
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 
 from engine.config import EngineConfig
 from engine.kv.blocks import blocks_for
@@ -178,14 +178,14 @@ class Transfers:
 
     # -- steps --------------------------------------------------------------------------------
 
-    def depart(self, chunks: Mapping[Sequence, int], now: int) -> tuple[Transfer, ...]:
+    def depart(self, rows: Iterable[tuple[Sequence, int]], now: int) -> tuple[Transfer, ...]:
         """The moves of the step that is about to be executed, which computes so many tokens of each."""
         left = max(1, self.sizes.per_step // 2)
         for sequence in self.loading.values():
             if sequence.held is None:
                 left = self._depart(sequence, left, now)
         moves = self.below.moves
-        return moves.take(_written(chunks) if moves.saves else ()) if moves else ()
+        return moves.take(_written(rows) if moves.saves else ()) if moves else ()
 
     def _depart(self, sequence: Sequence, left: int, now: int) -> int:
         """Decide as many of its loads as ``left`` allows; returns what is left then."""
@@ -261,13 +261,12 @@ class Transfers:
         return settled
 
 
-def _written(chunks: Mapping[Sequence, int]) -> list[int]:
+def _written(rows: Iterable[tuple[Sequence, int]]) -> list[int]:
     """The blocks that a step writes."""
-    size = next((sequence.block_size for sequence in chunks), 1)
-    ends = (
-        (s.table, s.computed // size, blocks_for(s.computed + tokens, size)) for s, tokens in chunks.items()
-    )
-    return [block for table, first, last in ends for block in table[first:last]]
+    written: list[int] = []
+    for s, tokens in rows:
+        written += s.table[s.computed // s.block_size : blocks_for(s.computed + tokens, s.block_size)]
+    return written
 
 
 def broken_moves(transfers: tuple[Transfer, ...], lost: Collection[int]) -> set[int]:

@@ -15,6 +15,7 @@ from engine.messages import (
     KvEvent,
     KvEvents,
     Load,
+    StepTokens,
     Submit,
     TokensOut,
 )
@@ -41,6 +42,7 @@ MESSAGES = [
     TokensOut(1, 1, (1, 2)),
     TokensOut(1, 1, (3,), 2, (Logprob(3, -0.5, (3, 4), (-0.5, -1.0)),)),
     TokensOut(1, 1, (), 2, finish=Finish.LENGTH),
+    StepTokens((1, 2), (1, 3), (0, 2), (7, 8), {1: (Logprob(8, -0.5, (8,), (-0.5,)),)}),
     Done(1, 1, Finish.LENGTH, WorkerTruth(misses=[Miss(MissReason.BELOW_BLOCK, 0, 1, 3)])),
     Heartbeat("i", 1, 2, None, "ready", Load(running=1), {"x": [[["a"], 1]]}),
     KvEvents(1, 2, (KvEvent("stored", (b"x",), b"p"), KvEvent("cleared"))),

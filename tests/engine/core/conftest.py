@@ -17,6 +17,7 @@ from engine.runner.base import StepPlan
 from engine.runner.simulated import SimulatedRunner
 from engine.worker import Worker
 from tests.engine.core.oracle import Leases, Teacher
+from tests.engine.said import apart
 
 TEACHERS: dict[int, Teacher] = {}
 """One for all benches of a session, by the range of ids that the runner draws: it remembers texts."""
@@ -219,7 +220,7 @@ class Bench:
     # -- what must hold -----------------------------------------------------------------------
 
     def collect(self) -> None:
-        for message in self.worker.take_outbox():
+        for message in apart(self.worker.take_outbox()):
             self.said.append(message)
             match message:
                 case m.Done(id=id):

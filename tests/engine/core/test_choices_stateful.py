@@ -100,7 +100,14 @@ def test_random_lives_with_forks(bench, part):
 
 def fork_without_references(patch):
     """The other choices read blocks that may be given away under them."""
-    patch.setattr(Sequence, "fork", _changed(Sequence.fork, lambda fork: setattr(fork, "table", [])))
+
+    def fork(self, sequence, choice):
+        fork = original(self, sequence, choice)
+        self.pool.release(fork.table, 0)
+        return fork
+
+    original = Memory.fork
+    patch.setattr(Memory, "fork", fork)
 
 
 def forget_the_copy(patch):
@@ -125,23 +132,12 @@ def write_to_the_original(patch):
     """The partial block is taken for one's own, as the full ones are."""
 
     def grow(self, blocks, in_common=0):
-        table = self.table
         original(self, blocks, in_common)
-        if self.original is not None and len(table) == self.prompt // self.block_size + 1:
-            table[-1] = self.original
-            self.frozen_table = tuple(table)
+        if self.original is not None and len(self.table) == self.prompt // self.block_size + 1:
+            self.table = (*self.table[:-1], self.original)
 
     original = Sequence.grow
     patch.setattr(Sequence, "grow", grow)
-
-
-def _changed(original, change):
-    def changed(self, *arguments):
-        made = original(self, *arguments)
-        change(made)
-        return made
-
-    return changed
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from engine import messages as m
 from engine.config import EngineConfig
-from engine.kv.blocks import BlockPool
+from engine.kv.blocks import BlockPool, Content
 from engine.kv.prefix_cache import PrefixCache
 from engine.request import MissReason
 from engine.sched import admission
@@ -179,6 +179,6 @@ def test_verification_catches_foreign_content(verify):
     pool = BlockPool(4)
     cache = PrefixCache(pool, 2, Meter(EngineConfig(), "engine"), verify_tokens=verify)
     (block,) = pool.allocate(1, 0)
-    cache.publish(block, b"d" * 16, b"r", array("I", [1, 2]).tobytes(), b"r", b"f")
+    cache.publish(block, Content(b"d" * 16, b"r", array("I", [1, 2]).tobytes(), b"r"), b"f")
     match = cache.match(b"r", [b"d" * 16], array("I", [1, 3, 5]))
     assert match.blocks == (() if verify else (block,))

@@ -259,7 +259,7 @@ def choices_share_the_partial_block(patch, bench):
 
     def fork(original, self, choice):
         made = original(self, choice)
-        made.table, made.frozen_table, made.original = list(self.table), self.frozen_table, None
+        made.table, made.original = self.table, None
         return made
 
     wrap(patch, Sequence, "fork", fork)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.config import EngineConfig
-from engine.kv.blocks import BlockPool, block_digests
+from engine.kv.blocks import BlockPool, Content, block_digests
 from engine.kv.eviction import EVICTIONS
 from engine.kv.prefix_cache import PrefixCache
 from engine.kv.uses import Use
@@ -68,7 +68,7 @@ class Cache(RuleBasedStateMachine):
         for index in range(len(match.blocks), len(digests) if computes else len(match.blocks)):
             parent = digests[index - 1] if index else root
             block = tokens[index * WIDTH : (index + 1) * WIDTH].tobytes()
-            self.cache.publish(table[index], digests[index], parent, block, root, digests[index])
+            self.cache.publish(table[index], Content(digests[index], parent, block, root), digests[index])
             self.held[table[index]] = digests[index]
 
     @precondition(lambda self: self.tables)

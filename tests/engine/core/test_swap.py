@@ -70,7 +70,7 @@ def test_blocks_come_free_when_the_copy_ends(bench, tokens):
     pool = b.worker.pool
     assert {move.move for move in b.flying.transfers} == {Move.SAVE}
     assert pool.fenced == -(-victim.swapped.computed // 4)
-    assert (victim.table, victim.promised > 0, b.count("preemptions_total", cause="memory")) == ([], True, 1)
+    assert (victim.table, victim.promised > 0, b.count("preemptions_total", cause="memory")) == ((), True, 1)
     assert waiting(b, "swapped") == 1
     free = pool.free
     b.end()

@@ -19,6 +19,7 @@ from engine.messages import Done, Submit, TokensOut
 from engine.request import Finish, Request, Sampling
 from engine.runner.base import StepPlan, StepResult
 from engine.worker import Worker
+from tests.engine.said import apart
 
 BLOCK = 16
 CLOSE = 1e-4
@@ -129,7 +130,7 @@ class Case:
             plan = worker.plan(now)
             assert plan is not None, "the worker has work and plans none"
             worker.commit(plan, forced.execute(plan), now)
-            for message in worker.take_outbox():
+            for message in apart(worker.take_outbox()):
                 if isinstance(message, Done):
                     done[message.id] = message
                 elif isinstance(message, TokensOut):

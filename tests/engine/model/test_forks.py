@@ -17,6 +17,7 @@ from engine.request import Finish, Request, Sampling  # noqa: E402
 from engine.runner.base import Row, StepPlan  # noqa: E402
 from engine.runner.torch_runner import TorchRunner  # noqa: E402
 from engine.worker import Worker  # noqa: E402
+from tests.engine.said import apart  # noqa: E402
 
 pytestmark = pytest.mark.torch
 BLOCK, COUNT = 4, 10
@@ -60,7 +61,7 @@ def serve(runner, prompt, n, blocks, policy="lifetime"):
     while (plan := worker.plan(now)) is not None:
         now += 1_000_000
         worker.commit(plan, runner.execute(plan), now)
-        for message in worker.take_outbox():
+        for message in apart(worker.take_outbox()):
             if isinstance(message, m.TokensOut):
                 said.setdefault((message.id, message.choice), []).extend(message.ids)
                 assert [each.token for each in message.logprobs] == list(message.ids)

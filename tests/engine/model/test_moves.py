@@ -31,6 +31,7 @@ from engine.runner.base import Move, Transfer  # noqa: E402
 from engine.runner.moves import Mover  # noqa: E402
 from engine.runner.torch_runner import TorchRunner  # noqa: E402
 from engine.worker import Worker  # noqa: E402
+from tests.engine.said import apart  # noqa: E402
 
 pytestmark = pytest.mark.torch
 ROOT, KEY = b"r" * 16, b"k" * 16
@@ -116,7 +117,7 @@ class Served:
             self.moved |= {move.move for move in plan.transfers}
             self.now += 1_000_000
             self.worker.commit(plan, self.runner.execute(plan), self.now)
-            for message in self.worker.take_outbox():
+            for message in apart(self.worker.take_outbox()):
                 if isinstance(message, m.TokensOut):
                     self.texts[message.id] += message.ids
                 elif isinstance(message, m.Done):

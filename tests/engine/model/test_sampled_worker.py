@@ -21,6 +21,7 @@ from engine.request import Bias, Finish, Request, Sampling  # noqa: E402
 from engine.runner.base import Row, StepPlan  # noqa: E402
 from engine.runner.torch_runner import TorchRunner  # noqa: E402
 from engine.worker import Worker  # noqa: E402
+from tests.engine.said import apart  # noqa: E402
 
 pytestmark = pytest.mark.torch
 BLOCK, MOST = 4, 24
@@ -80,7 +81,7 @@ def serve(runner, ids, blocks: int, policy: str = "lifetime"):
     while (plan := worker.plan(now)) is not None:
         now += 1_000_000
         worker.commit(plan, runner.execute(plan), now)
-        for message in worker.take_outbox():
+        for message in apart(worker.take_outbox()):
             if isinstance(message, m.TokensOut):
                 one = said.setdefault((message.id, message.choice), ([], []))
                 one[0].extend(message.ids)
