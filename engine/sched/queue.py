@@ -103,7 +103,9 @@ class Queue:
         if (full := self.full(entry.class_, entry.tenant, rates)) is not None:
             return full
         for bound in self._bounds(entry.class_, entry.tenant):
-            if bound.max_tokens is not None and bound.waits.tokens + entry.tokens > bound.max_tokens:
+            if not bound.waits.requests or bound.max_tokens is None:
+                continue  # one alone may be larger than the bound: it would never get in otherwise
+            if bound.waits.tokens + entry.tokens > bound.max_tokens:
                 what = (
                     f"{bound.waits.tokens} tokens{bound.whose} wait, {entry.tokens} more pass the limit of "
                 )

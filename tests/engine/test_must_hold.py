@@ -35,6 +35,20 @@ def test_larger_than_the_pool() -> None:
     one(400, "16 are usable", body={"prompt": "x" * 120, "max_tokens": 60, "n": 4})
 
 
+def test_larger_than_the_bound_of_the_queue() -> None:
+    """Served when nobody waits: it would be told to come again for ever. The next one has to wait outside."""
+
+    async def body(whole: Whole) -> None:
+        long = {"prompt": "x" * 60, "max_tokens": 4, "ignore_eos": True}
+        running, waiting = whole.send(long), whole.send(long)
+        refused = whole.send(long)
+        await whole.world.quiet()
+        assert (running.status, waiting.status, refused.status) == (200, 200, 429), refused.body
+
+    few = dataclasses.replace(TIGHT.router, max_dispatched=1)
+    engine(body, dataclasses.replace(TIGHT, queue=QueueConfig(max_tokens=40), router=few))
+
+
 def test_an_empty_prompt() -> None:
     """400 by name, as text, as ids and as no messages."""
     for prompt in ("", [], [[]]):
