@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
@@ -76,13 +76,14 @@ def _framed(name: str, value: str | None) -> bytes:
     return header + len(raw).to_bytes(8, "little") + raw
 
 
-def token_bytes(tokens: Tokens[int]) -> bytes:
-    """The tokens as u32 little-endian, whatever this machine's byte order is."""
-    if sys.byteorder == "little":
-        return tokens.tobytes()
-    swapped = array("I", tokens)
-    swapped.byteswap()
-    return swapped.tobytes()
+def _swapped(tokens: Tokens[int]) -> bytes:
+    turned = array("I", tokens)
+    turned.byteswap()
+    return turned.tobytes()
+
+
+token_bytes: Callable[[Tokens[int]], bytes] = array.tobytes if sys.byteorder == "little" else _swapped
+"""The tokens as u32 little-endian, whatever this machine's byte order is."""
 
 
 def block_digests(root: bytes, tokens: Tokens[int], block_size: int) -> tuple[bytes, ...]:

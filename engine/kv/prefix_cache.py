@@ -187,7 +187,8 @@ class PrefixCache:
         self._map[key] = block
         self._children.add(parent)
         self.pool.cached.eviction.wanted(digest, now)
-        self.below.returned(digest)
+        if self.below.entries:
+            self.below.returned(digest)
         self.history.stored(digest, root, fingerprint)
         self.events.stored(digest, None if parent == root else parent)
         return Published.STORED

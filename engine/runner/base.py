@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from engine.request import Logprob, Sampling, Tokens
 
 
-class Row(NamedTuple):
-    """One sequence's share of a step: compute ``tokens`` at positions ``start ..``.
+@dataclass(slots=True)
+class Row:
+    """One sequence's share of a step: compute ``tokens`` at positions ``start ..``. It belongs to its plan
+    until the next one is made, which may use it again.
 
     K/V of position p lies in block ``table[p // block_size]``, slot ``p % block_size``; ``table``
     covers at least ``start + len(tokens)`` positions and the K/V of all positions before ``start``

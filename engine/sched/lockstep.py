@@ -15,8 +15,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
-from functools import partial
-from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from engine import messages as m
@@ -25,9 +23,6 @@ from engine.runner.base import Row, StepPlan
 
 if TYPE_CHECKING:
     from engine.sched.sequence import Sequence
-
-_row = partial(tuple.__new__, Row)
-"""A Row of a tuple of its values, in one C call."""
 
 
 class Lockstep:
@@ -47,20 +42,16 @@ class Lockstep:
         self.classes: Counter[str] = Counter()
         self.sequences: list[Sequence] = []
         self._orders: list[int] = []
+        self._rows: list[Row] = []
+        """As of the last step that was planned."""
+        self._lasts: list[int] = []
+        self._appends: list[Any] = []
         self._ids: list[int] = []
         self._attempts: list[int] = []
         self._choices: list[int] = []
-        self._prompts: list[int] = []
-        self._samplings: list[Any] = []
-        self._offsets: list[int] = []
-        self._draws: list[int] = []
-        """Index of the token that is drawn, less ``steps``."""
-        self._tables: list[tuple[int, ...]] = []
-        self._lasts: list[int] = []
-        self._appends: list[Any] = []
         self._columns: tuple[list[Any], ...] = (
-            *(self._orders, self.sequences, self._ids, self._attempts, self._choices, self._prompts),
-            *(self._samplings, self._offsets, self._draws, self._tables, self._lasts, self._appends),
+            *(self._orders, self.sequences, self._rows, self._lasts, self._appends),
+            *(self._ids, self._attempts, self._choices),
         )
         self._phases: list[dict[Sequence, None]] = [{} for _ in range(block_size)]
         """Members by when a block of theirs is full: ``steps`` modulo its size."""
@@ -87,11 +78,11 @@ class Lockstep:
 
     def join(self, sequence: Sequence) -> None:
         request, job = sequence.request, sequence.job
-        offset = sequence.computed - self.steps
+        offset, row = sequence.computed - self.steps, sequence.row(1)
+        row.start, row.draw = row.start - 1, row.draw - 1  # the plan moves it on with the others
         values = (
-            *(sequence.order, sequence, request.id, request.attempt, sequence.choice, sequence.prompt),
-            *(request.sampling, offset, offset + 1 - sequence.prompt),
-            *(sequence.table, sequence.tokens[-1], sequence.tokens.append),
+            *(sequence.order, sequence, row, sequence.tokens[-1], sequence.tokens.append),
+            *(request.id, request.attempt, sequence.choice),
         )
         at = bisect_left(self._orders, sequence.order)
         for column, value in zip(self._columns, values, strict=True):
@@ -104,6 +95,7 @@ class Lockstep:
             job.since = self.steps, self.rows, self.tokens
         job.members += 1
         sequence.lockstep, sequence.offset, sequence.joined = self, offset, len(sequence.tokens)
+        sequence.member_row = row
 
     def leave(self, sequence: Sequence) -> None:
         """It has its own numbers again, and its share of what was counted for all."""
@@ -119,7 +111,7 @@ class Lockstep:
         self._stops -= Counter(sequence.stops)
         self.classes[sequence.request.class_] -= 1
         self.left += 1
-        sequence.lockstep = None
+        sequence.lockstep = sequence.member_row = None
         sequence.computed = offset + self.steps
         sequence.most_computed = max(sequence.most_computed, sequence.computed)
         sequence.served, sequence.last_token = self.served, self.told_at
@@ -145,10 +137,6 @@ class Lockstep:
             self.leave(sequence)
         return members
 
-    def grown(self, sequence: Sequence) -> None:
-        """A member has a new table."""
-        self._tables[bisect_left(self._orders, sequence.order)] = sequence.table
-
     # -- one step -----------------------------------------------------------------------------
 
     def lacking(self) -> list[Sequence]:
@@ -157,28 +145,12 @@ class Lockstep:
         return [s for s in self.between_blocks() if s.computed >= len(s.table) * size]
 
     def plan(self) -> list[Row]:
-        """A row for each member."""
-        steps = self.steps
-        return list(
-            map(
-                _row,
-                zip(  # the fields of Row
-                    self._ids,
-                    [offset + steps for offset in self._offsets],
-                    zip(self._lasts, strict=False),
-                    self._tables,
-                    repeat(True),
-                    self._samplings,
-                    [draw + steps for draw in self._draws],
-                    self._choices,
-                    repeat(0),
-                    repeat(None),
-                    self._prompts,
-                    repeat(None),
-                    strict=False,
-                ),
-            )
-        )
+        """A row for each member: that of the step before, moved on by one."""
+        for row, token in zip(self._rows, self._lasts, strict=True):
+            row.start += 1
+            row.draw += 1
+            row.tokens = (token,)
+        return self._rows
 
     def computed(self, plan: StepPlan) -> None:
         """The K/V of their rows is there."""

@@ -141,6 +141,8 @@ class Sequence:
     offset: int = 0
     joined: int = 0
     """``computed`` less the steps of the lockstep; how many tokens it had when it joined."""
+    member_row: Row | None = None
+    """Its row in every step, while it is in lockstep."""
     stops: frozenset[int] = frozenset()
     """Tokens after which it ends."""
     published: int = 0
@@ -283,8 +285,8 @@ class Sequence:
         """Append blocks to its table; so many of them other choices hold too."""
         before = len(self.table)
         self.table = (*self.table, *blocks)
-        if self.lockstep is not None:
-            self.lockstep.grown(self)
+        if self.member_row is not None:
+            self.member_row.table = self.table
         self.job.add_blocks(len(self.table) - before - in_common)
 
     def drop(self) -> None:
@@ -316,16 +318,19 @@ class Sequence:
         return Transfer(Move.COPY, self.original, self.table[self.prompt // self.block_size])
 
     def content(self, index: int) -> tuple[Content, bytes]:
-        """What full block ``index`` holds, and its fingerprint."""
-        tokens, parent = self.block(index), self.parent(index)
+        """What full block ``index`` holds, and its fingerprint; the digests before it are known."""
+        first, size, root = index * self.block_size, self.block_size, self.request.root
+        tokens = token_bytes(self.tokens[first : first + size])
         digests, prints = self.digests, self._fingerprints
+        parent = digests[index - 1] if index else root
         if len(digests) == index:
-            digests.append(_digest(parent, tokens))
+            digests.append(blake2b(parent + tokens, digest_size=16).digest())
         if len(prints) < index:
             self.fingerprint(index - 1)
         if len(prints) == index:
-            prints.append(_digest(prints[-1] if index else CONTENT_ROOT, tokens))
-        return Content(digests[index], parent, tokens, self.request.root), prints[index]
+            before = prints[-1] if index else CONTENT_ROOT
+            prints.append(blake2b(before + tokens, digest_size=16).digest())
+        return Content(digests[index], parent, tokens, root), prints[index]
 
     def digest(self, index: int) -> bytes:
         """Digest of full block ``index``, extended by outputs as needed (ENGINE E8)."""
@@ -335,9 +340,7 @@ class Sequence:
         return self.digests[index]
 
     def parent(self, index: int) -> bytes:
-        if not index:
-            return self.request.root
-        return self.digests[index - 1] if index <= len(self.digests) else self.digest(index - 1)
+        return self.digests[index - 1] if index else self.request.root
 
     def block(self, index: int) -> bytes:
         """The tokens of block ``index`` as u32 LE."""

@@ -59,7 +59,7 @@ def change(folder, config=TINY):
 
 def continuation(runner, id=1, adapter=None, count=8):
     """Greedy tokens after the prompt, which is computed in two chunks."""
-    step(runner, row(id, PROMPT[:7], adapter=adapter)._replace(samples=False))
+    step(runner, replace(row(id, PROMPT[:7], adapter=adapter), samples=False))
     (token,) = step(runner, row(id, PROMPT[7:], 7, adapter=adapter)).tokens
     drawn = [token]
     for index in range(count - 1):
@@ -141,8 +141,11 @@ def test_each_text_of_a_mixed_batch_is_as_alone(tmp_path):
         assert tokens == [alone[who][0] for who in order]
         for index in range(1, 4):
             known = [
-                rows[place]._replace(
-                    start=len(PROMPT) + index - 1, tokens=array("I", [tokens[place]]), draw=index
+                replace(
+                    rows[place],
+                    start=len(PROMPT) + index - 1,
+                    tokens=array("I", [tokens[place]]),
+                    draw=index,
                 )
                 for place in range(len(order))
             ]

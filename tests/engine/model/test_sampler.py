@@ -206,10 +206,10 @@ def test_the_batch_changes_nothing(rows, seed, order):
 def test_forks_draw_what_their_choices_draw(one, seed):
     """The choices that a prefill draws for are those that rows of their own would have drawn."""
     logits = torch.randn(1, 24, generator=torch.Generator().manual_seed(seed)) * 3
-    one = one._replace(choice=0, forks=3)
+    one = replace(one, choice=0, forks=3)
     forked = Sampler(EOS).draw(logits, [one])[0]
     for choice in range(4):
-        child = Sampler(EOS).draw(logits, [one._replace(choice=choice, forks=0)])[0]
+        child = Sampler(EOS).draw(logits, [replace(one, choice=choice, forks=0)])[0]
         assert child.tokens == (forked.tokens[choice],)
         assert child.logprobs == forked.logprobs[choice : choice + 1]
 

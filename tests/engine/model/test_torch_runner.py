@@ -26,7 +26,7 @@ def runner(small_config):
 
 
 def row(tokens=PROMPT, start=0, table=(3, 1, 7), **changes):
-    return Row(1, start, tokens, table, True)._replace(**changes)
+    return replace(Row(1, start, tokens, table, True), **changes)
 
 
 def step(runner, *rows):
