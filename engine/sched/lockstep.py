@@ -108,7 +108,7 @@ class Lockstep:
         del self._ends[end][sequence]
         if not self._ends[end]:
             del self._ends[end]
-        self._stops -= Counter(sequence.stops)
+        self._forget_stops(sequence)
         self.classes[sequence.request.class_] -= 1
         self.left += 1
         sequence.lockstep = sequence.member_row = None
@@ -119,6 +119,12 @@ class Lockstep:
         job.members -= 1
         if not job.members:
             self._settle(sequence)
+
+    def _forget_stops(self, sequence: Sequence) -> None:
+        for token in sequence.stops:  # `Counter.__isub__` would look at all that are left, too
+            self._stops[token] -= 1
+            if not self._stops[token]:
+                del self._stops[token]
 
     def _settle(self, sequence: Sequence) -> None:
         """The last member of a request leaves: its steps since the first one came."""
@@ -168,9 +174,8 @@ class Lockstep:
         for append, token in zip(self._appends, tokens, strict=True):
             append(token)
         self._lasts[:] = tokens
-        return m.StepTokens(
-            tuple(self._ids), tuple(self._attempts), tuple(self._choices), tokens, dict(logprobs)
-        )
+        who = tuple(self._ids), tuple(self._attempts), tuple(self._choices)
+        return m.StepTokens(*who, tokens, dict(logprobs))
 
     def ended(self, tokens: tuple[int, ...]) -> list[tuple[Sequence, Finish]]:
         """Members for whom the last of these was their last one."""
