@@ -19,6 +19,7 @@ from typing import Any
 
 from loadgen import eventstream
 from loadgen.eventstream import EventStream
+from loadgen.log import log_of
 from loadgen.raw import Raw
 from loadgen.targets import TARGETS, Dialect
 from loadgen.timeline import Timeline
@@ -61,7 +62,7 @@ class Kind:
         step = self.per_read
         reads = [b"".join(events[k : k + step]) for k in range(0, tokens, step)] + self.end
         times = [1_000_000 * (k + 2) for k in range(len(reads))]
-        joined = Raw.joined(times, [0] * len(reads), reads)
+        joined = log_of(times, [0] * len(reads), reads)
         return Raw(conn=0, sent=0, headers_at=1_000_000, status=200, reads=joined, ending="complete")
 
 

@@ -175,6 +175,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "amounts": lambda: entries("amounts"),
     "waits": lambda: entries("waits"),
     "workloads": lambda: entries("workloads"),
+    "workload-blocks": lambda: entries("workload blocks"),
     "trace-keys": lambda: _fields(_of_every_trace()),
     "traces": lambda: entries("traces", _of_every_trace()),
     "faults": lambda: entries("faults"),

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from engine.config import CacheConfig, ClassConfig, EngineConfig
+from engine.config import CacheConfig, ClassConfig, CostModel, EngineConfig, HealthConfig
 
 Place = tuple[str, ...]
 _MOST = 2**53
@@ -42,7 +42,7 @@ _AT_LEAST: Mapping[Place, float] = {
     ("router", "decode_weight"): 0,
     ("router", "max_dispatched"): 1,
     ("health", "max_restarts_per_minute"): 0,
-    ("cost", "sigma"): 0,
+    **{("cost", field.name): 0 for field in fields(CostModel)},
     ("max_adapters",): 1,
     ("max_lora_rank",): 1,
 }
@@ -89,6 +89,7 @@ def problems(config: EngineConfig) -> Iterator[tuple[Place, str]]:
             yield place, f"a time longer than 0s, not {value:g} s"
     yield from _tiers(config.cache)
     yield from _people(config)
+    yield from _silence(config.health)
     yield from conflicts(config)
 
 
@@ -125,8 +126,21 @@ def _tiers(cache: CacheConfig) -> Iterator[tuple[Place, str]]:
         yield (*place, "disk"), "what goes to disk passes through host memory: set cache.tiers.host too"
 
 
+def _silence(health: HealthConfig) -> Iterator[tuple[Place, str]]:
+    """Waits that every worker would outlast between two of its heartbeats."""
+    for name in ("suspect_after", "eject_after"):
+        if 0 < (value := getattr(health, name)) <= health.heartbeat:
+            message = f"longer than health.heartbeat, which is {health.heartbeat:g} s, not {value:g} s"
+            yield ("health", name), message
+
+
 def _people(config: EngineConfig) -> Iterator[tuple[Place, str]]:
-    """What is wrong with classes and tenants."""
+    """What is wrong with classes, tenants and the names of adapters."""
+    if not config.classes:
+        yield ("classes",), "at least one, such as default: {}"
+    for name in config.adapters:
+        if name in ("", config.model):
+            yield ("adapters", name), "a name that requests can tell from the model's own"
     for name, class_ in config.classes.items():
         for field, message in _class(class_, config.cache.retention):
             yield ("classes", name, field), message

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from engine.request import Finish, Logprob, Request, WorkerTruth
@@ -77,6 +78,22 @@ class Clear:
     """Drop every cached block; a new epoch begins (ENGINE E44)."""
 
 
+class DiskFault(StrEnum):
+    """What is wrong with the disk tier (a fault)."""
+
+    FULL = "full"
+    """Nothing more can be written: what is spilled is lost."""
+    CORRUPT = "corrupt"
+    """What is read has a wrong bit: its checksum tells, and the blocks are computed again."""
+
+
+@dataclass(frozen=True, slots=True)
+class BreakDisk:
+    """From now on the disk tier fails so; None: it works again, and what is on it is whole."""
+
+    fault: DiskFault | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class LoadAdapter:
     """Make a LoRA adapter resident, from a PEFT folder whose content has this digest (ENGINE E39).
@@ -114,6 +131,7 @@ ToWorker = (
     | Configure
     | Ballast
     | Clear
+    | BreakDisk
     | LoadAdapter
     | UnloadAdapter
     | Drain
@@ -136,6 +154,9 @@ class Load:
     prefill_rate: float | None = None
     """R_prefill and R_decode in tokens/s over its last 30 busy s (ENGINE E40); None before any sample."""
     decode_rate: float | None = None
+    factors: tuple[float, ...] = (1.0, 1.0, 1.0)
+    """How long computing, moving between device and host, and between host and disk take, in times of what
+    the configuration says: by these it decides what to restore (ENGINE E45)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +169,8 @@ class Hello:
     blocks: int
     block_size: int
     max_model_len: int
+    block_bytes: int = 0
+    """What moves for a block between tiers; 0 without lower tiers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,9 @@ from pathlib import Path
 from engine import messages as m
 from engine.config import EngineConfig
 from engine.config_io import read_config
+from engine.kv.disk import break_disk
 from engine.kv.places import Sizes
-from engine.model import ModelError, budget, load_runner
+from engine.model import ModelError, budget, load_runner, short_of
 from engine.runner.base import Runner, StepPlan
 from engine.warmup import warm_up
 from engine.wire import Frames, encode
@@ -133,6 +134,8 @@ class WorkerProcess:
         with self._lock:
             now = time.monotonic_ns()
             for message in messages:
+                if isinstance(message, m.BreakDisk):
+                    break_disk(self._runner, message.fault)
                 self._worker.receive(message, now)
             self._news = True
             self._changed.notify()
@@ -190,7 +193,12 @@ def build(
     """A loaded and warmed-up worker, of the model with this ``engine.model.fingerprint``. Raises ModelError
     or WarmUpFailed."""
     runner = load_runner(config, index, fingerprint)
-    blocks = budget(config).blocks
+    plan = budget(config)
+    blocks = plan.blocks
+    if plan.limit is not None:
+        log.info("memory of worker %d:\n%s", index, plan.table())
+    if (short := short_of(config, blocks)) is not None:
+        log.warning("worker %d: %s", index, short)
     config = dataclasses.replace(config, memory=dataclasses.replace(config.memory, kv_blocks=blocks))
     size = config.memory.block_size
     sizes = Sizes.of(config.cache.tiers, runner.kv_bytes_per_token * size)

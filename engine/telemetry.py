@@ -126,6 +126,11 @@ _ENGINE = (
         tier=("device", "host", "disk"),
     ),
     _counter(
+        "engine_failed_moves",
+        "Moves of cached blocks between tiers that did not happen: torn, full, gone",
+        move=("save", "spill", "fetch"),
+    ),
+    _counter(
         "engine_swapped_blocks",
         "Blocks of preempted requests moved to host memory and back",
         direction=("out", "in"),

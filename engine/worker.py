@@ -223,7 +223,13 @@ class Worker:
 
     def hello(self) -> m.Hello:
         return m.Hello(
-            self.index, self.incarnation, self.epoch, self.pool.size, self.block_size, self.max_model_len
+            self.index,
+            self.incarnation,
+            self.epoch,
+            self.pool.size,
+            self.block_size,
+            self.max_model_len,
+            self.cache.below.sizes.block_bytes,
         )
 
     def heartbeat(self, now: int) -> m.Heartbeat:
@@ -244,6 +250,7 @@ class Worker:
     def load(self) -> m.Load:
         running = self.scheduler.running.values()
         prefill_rate, decode_rate = self.steps.busy.rates()
+        prices = self.memory.transfers.prices
         return m.Load(
             running=len(running),
             waiting=len(self.scheduler.waiting),
@@ -254,6 +261,7 @@ class Worker:
             ack=self._ack,
             prefill_rate=prefill_rate,
             decode_rate=decode_rate,
+            factors=(prices.computing_factor, prices.host.now, prices.disk.now),
         )
 
     def audit(self) -> dict[str, object]:

@@ -50,6 +50,9 @@ class Controls(Protocol):
         """Wait until something is held there: ``{"request", "worker", "phase"}``; None on timeout (s)."""
 
     async def release(self, hold_id: int) -> None: ...
+    async def tier(self, disk: str | None) -> None:
+        """Every worker's disk tier is ``full`` or ``corrupt`` from now on; None heals it."""
+
     async def truth(self) -> list[dict[str, Any]]:
         """All finished truth rows of JOINTS 4."""
 

@@ -8,6 +8,7 @@ from typing import Any
 from faults.burst import Burst
 from faults.cancel import Cancel
 from faults.noop import Noop
+from faults.tier import BreakDisk
 from faults.worker import FreezeWorker, KillWorker
 
 FAULTS: Mapping[str, type[Any]] = {
@@ -16,4 +17,5 @@ FAULTS: Mapping[str, type[Any]] = {
     "burst": Burst,
     "kill_worker": KillWorker,
     "freeze_worker": FreezeWorker,
+    "break_disk": BreakDisk,
 }

@@ -8,6 +8,7 @@ from typing import Any
 
 from loadgen.observed_io import read_observed, write_observed
 from results.attribution.attribute import attribute
+from results.attribution.ideal import ideal_reads
 from results.attribution.observed import Observed
 from results.attribution.policies import Policy, headrace
 from results.attribution.rollup import rollup
@@ -42,11 +43,33 @@ def attribute_run(
     return found
 
 
+def ideal_run(
+    observed: Sequence[Observed] | None, truth: Sequence[Mapping[str, Any]] | None, scenario: Scenario
+) -> dict[str, int] | None:
+    """What endless caches would have served, by request id. None where it is not known which worker holds
+    which tokens."""
+    if observed is None or truth is None:
+        return None
+    return ideal_reads(observed, truth, policy_of(scenario))
+
+
+def observed_again(folder: Path) -> Sequence[Observed] | None:
+    """What a run directory keeps of it."""
+    return read_observed(folder / OBSERVED) if (folder / OBSERVED).exists() else None
+
+
 def attribute_again(folder: Path, truth: Sequence[Mapping[str, Any]] | None) -> dict[str, Any] | None:
     """The same for a run directory."""
-    if not (folder / OBSERVED).exists():
+    observed = observed_again(folder)
+    if observed is None:
         return None
-    return attribute_run(folder, read_observed(folder / OBSERVED), truth, load(folder / "scenario.yaml"))
+    return attribute_run(folder, observed, truth, load(folder / "scenario.yaml"))
+
+
+def ideal_again(folder: Path, truth: Sequence[Mapping[str, Any]] | None) -> dict[str, int] | None:
+    """The same for a run directory."""
+    observed = observed_again(folder)
+    return None if observed is None else ideal_run(observed, truth, load(folder / "scenario.yaml"))
 
 
 def policy_of(scenario: Scenario) -> Policy:

@@ -50,6 +50,9 @@ class HttpControls:
     async def release(self, hold_id: int) -> None:
         await self._call("POST", "/admin/release", {"hold_id": hold_id})
 
+    async def tier(self, disk: str | None) -> None:
+        await self._call("POST", "/admin/tier", {"disk": disk})
+
     async def truth(self) -> list[dict[str, Any]]:
         response = await self._request("GET", "/admin/truth", wait=60.0)
         return [json.loads(line) for line in response.text.splitlines() if line]

@@ -11,12 +11,12 @@ from faults.conductor import Conductor
 from faults.fault import Seen
 from faults.invariants import check
 from headrace.alone import alone_times
-from headrace.attributing import attribute_run
+from headrace.attributing import attribute_run, ideal_run
+from headrace.scraping import Scrapers
 from headrace.site import RECORD_STREAMS, Load, LoadEnd, Site
 from loadgen.accounts import unaccounted
 from loadgen.health import merged
 from loadgen.plan import Plan
-from loadgen.scrape import Scraper
 from results.record import Record
 from results.recordfile import read_list
 from results.run import Run, RunData
@@ -62,7 +62,7 @@ async def until_quiet(site: Site) -> None:
 
 
 async def collect(
-    scene: Scene, end: LoadEnd, conductor: Conductor, scraper: Scraper, interrupted: bool
+    scene: Scene, end: LoadEnd, conductor: Conductor, scraper: Scrapers, interrupted: bool
 ) -> RunData:
     """Everything that the judge looks at, as files and as one value."""
     folder, site = scene.folder, scene.site
@@ -83,21 +83,25 @@ async def collect(
     )
     for window in conductor.prove(seen):
         folder.fault(window)
+    invariants = [judgement.row() for judgement in check(seen)]
+    alone = alone_times(scene.scenario, records, folder.judging.virtual)
+    del seen, records  # a million of them are more than a GB, and all that follows reads the files
     return folder.finish(
         signals=merged([end.signals]) if end.signals else {},
         scrapes=[asdict(sample) for sample in scraper.since(scene.t0)],
         truth=truth,
-        invariants=[judgement.row() for judgement in check(seen)],
+        invariants=invariants,
         attribution=attribute_run(folder.path, end.observed, truth, scene.scenario),
         manifest=_facts(scene, end, scraper),
         interrupted=interrupted,
         target_error=site.died(),
         load_error=end.lost,
-        alone=alone_times(scene.scenario, records, folder.judging.virtual),
+        alone=alone,
+        ideal=ideal_run(end.observed, truth, scene.scenario),
     )
 
 
-def _facts(scene: Scene, end: LoadEnd, scraper: Scraper) -> dict[str, Any]:
+def _facts(scene: Scene, end: LoadEnd, scraper: Scrapers) -> dict[str, Any]:
     """Of target and load, for the manifest."""
     return {
         **scene.site.facts,
@@ -105,6 +109,7 @@ def _facts(scene: Scene, end: LoadEnd, scraper: Scraper) -> dict[str, Any]:
         "observe_error": end.observe_error,
         "receive_stamps": end.signals.get("stamp"),
         "scrape_failures": scraper.failures,
+        "power": scraper.power,
         "t0_ns": scene.t0,
     }
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from headrace.attributing import ATTRIBUTED, attribute_again
+from headrace.attributing import ATTRIBUTED, attribute_again, ideal_again
 from headrace.errors import UsageFailed
 from headrace.verdict import Outcome, conclude
 from results.attribution.explain import explain
@@ -32,9 +32,11 @@ def rejudge(
     Raises UsageFailed for a folder that is no run, or a gate that cannot be.
     """
     data = _load(folder)
+    truth = None if data.truth is None else _rows(data)
     if data.attribution is None:
-        truth = None if data.truth is None else _rows(data)
         data.attribution = attribute_again(folder, truth)
+    if data.ideal is None:  # of a run that was killed, or made before this was known
+        data.ideal = ideal_again(folder, truth)
     judging = replace(data.judging, strict=strict, allow_inconclusive=allow_inconclusive)
     if gates is not None:
         judging = replace(judging, gates=tuple(gates))

@@ -23,6 +23,7 @@ from headrace.interrupt import beside, stopped_by_ctrl_c
 from headrace.live import limit_of, live_site, preflight, target_override, with_first_model
 from headrace.manifest import manifest
 from headrace.models import obtain
+from headrace.scraping import Scrapers, scrapers
 from headrace.site import LEAD_NS, Load, LoadOrder, Site
 from headrace.verdict import Outcome, conclude
 from headrace.virtual import refuse_url, virtual_site
@@ -30,7 +31,6 @@ from headrace.watching import Watcher
 from loadgen.clock import Clock, monotonic, run_virtual, sleep_until
 from loadgen.plan import Plan
 from loadgen.plan_io import write_plan
-from loadgen.scrape import Scraper
 from results.run import Run, RunData, RunError
 from scenarios import parts, traces
 from scenarios.load import resolved
@@ -57,7 +57,7 @@ def run_scenario(path: Path, options: Options, view: View) -> Outcome:
         raise UsageFailed("--virtual and --target exclude each other: a URL has no virtual time")
     overrides = options.overrides
     if options.target is not None:
-        overrides = (*overrides, target_override(options.target))
+        overrides = (target_override(options.target), *overrides)  # what --set says of it comes on top
     scenario = prepare.load_scenario(path, overrides, virtual=options.virtual, seed=options.seed)
     if options.virtual:
         refuse_url(scenario)
@@ -102,12 +102,12 @@ async def run(scenario: Scenario, options: Options, clock: Clock, view: View) ->
             watcher = Watcher(view, plan.phases)
             load = await site.load(_order(scenario, plan, options, folder.path), watcher.on_tick)
             try:
-                scraper = Scraper(site.scrape, site.clock)
-                await scraper.once()
-                await audit(folder, site, "before")
-                # Only now: what a target takes to answer must not be taken from the lead.
-                scene = Scene(scenario, plan, folder, site, load, site.clock() + LEAD_NS)
-                return await _play(scene, scraper, watcher)
+                async with scrapers(site, virtual=options.virtual) as scraper:
+                    await scraper.once()
+                    await audit(folder, site, "before")
+                    # Only now: what a target takes to answer must not be taken from the lead.
+                    scene = Scene(scenario, plan, folder, site, load, site.clock() + LEAD_NS)
+                    return await _play(scene, scraper, watcher)
             finally:
                 await load.close()
 
@@ -122,7 +122,7 @@ def _foresee(scenario: Scenario, plan: Plan, view: View) -> None:
         view.note(f"warning: {problem.text}")
 
 
-async def _play(scene: Scene, scraper: Scraper, watcher: Watcher) -> RunData:
+async def _play(scene: Scene, scraper: Scrapers, watcher: Watcher) -> RunData:
     site, load, t0 = scene.site, scene.load, scene.t0
     stage = Stage(
         scene.plan,

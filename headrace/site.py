@@ -130,6 +130,9 @@ class NoControls:
     async def release(self, hold_id: int) -> None:
         raise self._refused("release")
 
+    async def tier(self, disk: str | None) -> None:
+        raise self._refused("tier")
+
     async def truth(self) -> list[dict[str, Any]]:
         raise self._refused("truth")
 

@@ -19,8 +19,7 @@ from engine.config import EngineConfig
 from engine.fleet.door import Identity
 from engine.fleet.fleet import Fleet
 from engine.fleet.inproc import InprocPool
-from engine.model import ModelError
-from engine.model.loader import identity, load_runner, load_tokenizer, with_kv_blocks
+from engine.model import ModelError, identity, load_runner, load_tokenizer, with_kv_blocks
 from faults.fault import Controls
 from headrace.errors import TargetFailed, UsageFailed
 from headrace.manifest import engine_facts

@@ -27,7 +27,7 @@ def reporting(data: pd.DataFrame) -> tuple[Values, Values]:
 def hit(data: pd.DataFrame, name: str) -> Estimate:
     """One of the hit names over records in due order."""
     if name == "hit_theoretical":
-        return Estimate(None, reason="the hits of an ideal cache were not computed")
+        return _theoretical(data)
     if name == "cache_report_coverage":
         completed = data[data["outcome"] == "completed"]
         share = float(completed["cache_read"].notna().mean()) if len(completed) else None
@@ -42,6 +42,18 @@ def hit(data: pd.DataFrame, name: str) -> Estimate:
         "hit_request_count": ((read > 0).astype(np.float64), one),
     }[name]
     return Estimate(float(over.sum() / under.sum()), ratio_interval(over, under), n=len(read))
+
+
+def _theoretical(data: pd.DataFrame) -> Estimate:
+    """Over the requests that ``hit_token_weighted`` is over, so that the two can be compared."""
+    if "ideal" not in data or "prompt" not in data:
+        return Estimate(None, reason="which worker holds which blocks is not known of this target")
+    rows = data[data["ideal"].notna() & data["cache_read"].notna() & (data["prompt"] > 0)]
+    if not len(rows):
+        return Estimate(None, reason="no request reported its cached tokens", n=0)
+    read = rows["ideal"].to_numpy(dtype=np.float64)
+    total = rows["prompt"].to_numpy(dtype=np.float64)
+    return Estimate(float(read.sum() / total.sum()), ratio_interval(read, total), n=len(rows))
 
 
 def contract(view: View) -> dict[str, Any]:

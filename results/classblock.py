@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from results.fairness import service_gap
 from results.goodput import attainment
 from results.judging import ClassGoal
 from results.lengths import lengths_block
@@ -33,7 +34,7 @@ LATENCIES = (
     "slowdown",
     "session_stretch",
 )
-CLIENT_SIDE = ("send_lag", "cap_wait", "client_lag", "pool_wait", "connect", "queue_wait")
+OTHERS = ("send_lag", "cap_wait", "client_lag", "pool_wait", "connect", "queue_wait", "abort_latency")
 ATTEMPTED = ("ttft", "ttft_sched", "e2e", "e2e_sched")
 
 
@@ -41,8 +42,9 @@ def class_block(view: View, name: str | None, goal: ClassGoal) -> dict[str, Any]
     """One class (None: all) over the window."""
     of_class = view.of_class(name)
     rows = of_class & view.in_window
-    data = view.data[rows]
+    data = view.part(rows)
     found = attainment(view.marks.at(rows))
+    gap = service_gap(view, of_class, view.window_spans)
     block: dict[str, Any] = {
         "rank": goal.rank,
         "slo": goal.slo,
@@ -55,18 +57,21 @@ def class_block(view: View, name: str | None, goal: ClassGoal) -> dict[str, Any]
         "outcomes": counts(data),
         "groups": group_counts(data),
         "retried": earlier_attempts(view, name),
-        "rates": rates(view.data[of_class], view.marks.at(of_class), view.window_spans),
+        "rates": rates(view.part(of_class), view.marks.at(of_class), view.window_spans),
         "offered": offered_block(view, rows),
         "attainment": found.value,
         "attainment_strict": found.strict,
         "attainment_for_gates": found.for_gates,
         "completed_share": float(view.marks.completed[rows].mean()) if found.planned else None,
-        "metrics": {m: view.distribution(m, rows).table() for m in (*LATENCIES, *CLIENT_SIDE)},
+        "metrics": {m: view.distribution(m, rows).table() for m in (*LATENCIES, *OTHERS)},
         "sessions": sessions_block(view.data, of_class, view.judging.window),
         "lengths": lengths_block(data),
         "tokens": tokens_block(view, name, rows),
         "all_attempts": _all_attempts(view, rows),
+        "service_gap": gap.value,
     }
+    if gap.value is None:
+        block["service_gap_reason"] = gap.reason
     if found.value is None:
         block["attainment_reason"] = "no request to count"
     if block["sessions"] is None:
@@ -90,7 +95,7 @@ def _of_all(view: View, name: str, rows: Mask, bound: float | None) -> dict[str,
         kept = kept & view.open_loop
     of = METRICS[name].per_request
     assert of is not None
-    return all_attempts(of(view.data[kept]), ~view.marks.completed[kept], bound)
+    return all_attempts(of(view.data)[kept], ~view.marks.completed[kept], bound)
 
 
 def longest_timeout(view: View) -> float | None:

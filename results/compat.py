@@ -15,7 +15,7 @@ import pandas as pd
 
 from results.goodput import Marks
 from results.metrics import METRICS, NS
-from results.rates import token_times
+from results.rates import per_second
 from results.stats.quantiles import Values
 from results.token_events import icl
 from results.view import View
@@ -43,6 +43,8 @@ FORMULAS = {
     "n_out": "output tokens, of a request",
 }
 
+LATEST = 1 << 62
+"""ns since t0; no event is later."""
 PERCENTILES = (50, 90, 95, 99)
 Samples = dict[str, Values]
 Numbers = dict[str, float | None]
@@ -107,7 +109,7 @@ def compat_block(view: View) -> dict[str, dict[str, Any]]:
     """``{tool: {name: {formula, unit, value | statistics}}}``; null with a reason."""
     lived = (view.data["start"].notna() & _ends(view.data).notna()).to_numpy(dtype=bool)
     rows = view.in_window & view.marks.completed & lived
-    data, marks = view.data[rows], view.marks.at(rows)
+    data, marks = view.part(rows), view.marks.at(rows)
     numbers, samples = _numbers(view, data, marks), _samples(data)
     return {tool: _tool(tool, numbers, samples) for tool in _NUMBERS}
 
@@ -161,10 +163,8 @@ def _ends(data: pd.DataFrame) -> pd.Series[float]:
 
 
 def _peak_tokens(data: pd.DataFrame, first: float) -> float | None:
-    times, tokens = token_times(data)
-    if not len(times):
-        return None
-    return float(np.bincount(((times - first) * NS).astype(np.int64), weights=tokens).max())
+    found = per_second(data, ((int(first), LATEST),))
+    return float(found.max()) if found.any() else None
 
 
 def _peak_alive(data: pd.DataFrame, first: float) -> float:

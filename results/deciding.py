@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from results import cachehits
+from results.fairness import service_gap
 from results.gates import STEADY, Gate
 from results.goodput import attainment
 from results.metrics import METRICS, Kind
@@ -45,6 +47,8 @@ class Evidence:
     contract: str
     """held, violated or unverified"""
     strict: bool = False
+    economy: Mapping[str, Estimate] = field(default_factory=dict)
+    """By metric, those that are of the whole window."""
     cut_short: str | None = None
     """Why the window is not whole, if it is not: shares and rates over it, which count what was never
     sent, then decide nothing."""
@@ -97,7 +101,7 @@ def _why_undecidable(gate: Gate, evidence: Evidence) -> str | None:
         return _why_fault_unseen(str(gate.during), evidence)
     if gate.metric in ("attainment", "attainment_strict", "goodput", "goodput_tokens") and gate.group is None:
         view = evidence.view
-        for name in view.by_class() if gate.scope is None else [gate.scope]:
+        for name in view.names if gate.scope is None else [gate.scope]:
             if attainment(view.marks.at(view.in_window & view.of_class(name))).undecidable:
                 return f"over 1 % of the answers of class {name} leave an SLO metric undefined"
     return None
@@ -143,9 +147,13 @@ def measure(gate: Gate, evidence: Evidence) -> Estimate:
         return _recovery(gate, evidence)
     if gate.group is not None:
         return evidence.counters[gate.group][gate.metric]
+    if METRICS.get(gate.metric) is not None and METRICS[gate.metric].of_window:
+        return evidence.economy[gate.metric]
     rows = view.of_class(gate.scope) & select(view.data, dict(gate.where))
     if gate.kind is Kind.RATE:
-        return _rate(view, gate, rows)
+        return _rate(view, gate.metric, rows, _spans(view, gate.during))
+    if gate.metric == "service_gap":
+        return service_gap(view, rows, _spans(view, gate.during))
     rows &= view.in_window
     if gate.during == STEADY:
         rows &= view.steady()
@@ -210,14 +218,16 @@ def _outcome(view: View, gate: Gate, rows: Mask) -> Estimate:
     return Estimate(float(mask.mean()), share_interval(mask), n=len(mask))
 
 
-def _rate(view: View, gate: Gate, rows: Mask) -> Estimate:
-    """A rate over the window, its steady part or a fault's part of it; the plan's own rates are exact."""
-    spans: Spans = view.window_spans
-    if gate.during == STEADY:
-        spans = view.steady_spans()
-    elif gate.during is not None:
-        spans = view.fault_spans(gate.during)
-    data, marks, name = view.data[rows], view.marks.at(rows), _RATE_OF[gate.metric]
+def _spans(view: View, during: str | None) -> Spans:
+    """The window, its steady part or a fault's part of it."""
+    if during is None:
+        return view.window_spans
+    return view.steady_spans() if during == STEADY else view.fault_spans(during)
+
+
+def _rate(view: View, metric: str, rows: Mask, spans: Spans) -> Estimate:
+    """A rate over ``spans``; the plan's own rates are exact."""
+    data, marks, name = view.data[rows], view.marks.at(rows), _RATE_OF[metric]
     value = rates(data, marks, spans)[name]
     if value is None:
         return Estimate(None, reason="the window has no such part")

@@ -195,8 +195,9 @@ def _tenth_of_gap(view: View) -> float:
 
 def _classes(view: View) -> Iterator[Finding]:
     few: list[str] = []
-    for name, rows in view.by_class().items():
-        found = attainment(view.marks.at(view.in_window & view.of_class(name)))
+    for name in view.names:
+        marks = view.marks.at(view.in_window & view.of_class(name))
+        found = attainment(marks)
         if found.undecidable:
             text = f"class {name}: {found.vacuous} answers leave an SLO metric undefined and count as met"
             yield Finding("slo_vacuous", text, "use an SLO that these answers have, or longer outputs")
@@ -206,7 +207,7 @@ def _classes(view: View) -> Iterator[Finding]:
         if found.uses_strict:
             text = f"class {name}: over 1 % of the requests were cut off or never sent after a failed turn"
             yield Finding("strict_attainment", text, "gates use attainment_strict; lengthen the drain")
-        completed = int((rows["outcome"] == "completed").sum())
+        completed = int(marks.completed.sum())
         if 0 < completed < FEW_FOR_P99:
             few.append(f"{name} {completed}")
     if few:

@@ -41,7 +41,7 @@ _UNITS: dict[Kind, dict[str, float]] = {
     Kind.COUNT: {"": 1.0},
 }
 _UNITS[Kind.LAG] = _UNITS[Kind.LATENCY]
-_UNITS[Kind.FACTOR] = _UNITS[Kind.COUNT]
+_UNITS[Kind.FACTOR] = _UNITS[Kind.AMOUNT] = _UNITS[Kind.COUNT]
 
 _GATE = re.compile(
     r"\s*(?P<subject>[^\s<>=!{]+(?:\{[^}]*\}[^\s<>=!]*)?)"
@@ -81,7 +81,7 @@ class Gate:
     @property
     def needs_client(self) -> bool:
         """Whether an invalid client makes it undecidable: latencies, rates, goodput (MEASUREMENT 8)."""
-        timed = self.kind in (Kind.LATENCY, Kind.RATE, Kind.FACTOR) and self.group is None
+        timed = self.kind in (Kind.LATENCY, Kind.RATE, Kind.FACTOR, Kind.AMOUNT) and self.group is None
         return timed or self.metric in ("attainment", "attainment_strict", "completed_share")
 
     def meets(self, value: float) -> bool:
@@ -141,6 +141,8 @@ def _checked(
         if scope not in (None, "all") and classes is not None and scope not in classes:
             raise GateError(f"no class {scope!r}{near(str(scope), (*classes, 'all', *COUNTERS))}")
         scope = None if scope == "all" else scope
+        if metric in METRICS and METRICS[metric].of_window and (scope or where or during):
+            raise GateError(f"{metric} is of the whole window: the classes share the replicas")
     bound = _bound(match["number"], match["unit"], kind, stat, regression)
     return Gate(text, metric, kind, match["op"], bound, scope, group, where, stat, during, regression)
 

@@ -18,6 +18,10 @@ HIDDEN_SHARE = 0.01
 beyond this share of vacuous SLOs, goodput and attainment decide nothing."""
 
 
+AT_ONCE = 50_000
+"""Requests that are looked at together: their token times take many times their room."""
+
+
 @dataclass(frozen=True, slots=True)
 class Marks:
     """One boolean per row of the frame they were made from."""
@@ -41,20 +45,30 @@ class Marks:
 def mark(data: pd.DataFrame, judging: Judging) -> Marks:
     """Marks of a prepared frame. A class without a goal has no SLO and no checks."""
     completed = is_outcome(data, Outcome.COMPLETED)
-    correct, good = np.zeros(len(data), dtype=bool), np.zeros(len(data), dtype=bool)
-    undefined = np.zeros(len(data), dtype=bool)
-    for name in data["class"].unique():
-        rows = (data["class"] == name).to_numpy(dtype=bool)
-        goal = judging.classes.get(str(name), ClassGoal())
-        met, vacuous = _meets_slo(data[rows], goal)
-        correct[rows] = completed[rows] & _passes_checks(data[rows], goal)
-        good[rows] = correct[rows] & met
-        undefined[rows] = completed[rows] & vacuous
+    correct, good, undefined = (np.zeros(len(data), dtype=bool) for _ in range(3))
+    for first in range(0, len(data), AT_ONCE):
+        part = slice(first, first + AT_ONCE)
+        answered = completed[part]
+        passes, met, vacuous = _judged(data.iloc[part], judging)
+        correct[part] = answered & passes
+        good[part] = answered & passes & met
+        undefined[part] = answered & vacuous
     excluded = is_group(data, "excluded")
     hidden = is_outcome(data, Outcome.CENSORED_BY_RUN_END) | after_failed_turn(data)
     short = ~(tokens_after_first(data) > 0)
     cancelled = is_outcome(data, Outcome.CANCELLED_BY_PLAN)
     return Marks(completed, correct, good, undefined & ~short, undefined, cancelled, excluded, hidden)
+
+
+def _judged(data: pd.DataFrame, judging: Judging) -> tuple[Mask, Mask, Mask]:
+    """(passes the checks, meets every defined bound, some bound was undefined) per row."""
+    passes, met, vacuous = (np.zeros(len(data), dtype=bool) for _ in range(3))
+    for name in data["class"].unique():
+        rows = (data["class"] == name).to_numpy(dtype=bool)
+        goal, own = judging.classes.get(str(name), ClassGoal()), data[rows]
+        passes[rows] = _passes_checks(own, goal)
+        met[rows], vacuous[rows] = _meets_slo(own, goal)
+    return passes, met, vacuous
 
 
 def _passes_checks(data: pd.DataFrame, goal: ClassGoal) -> Mask:

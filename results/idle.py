@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pandas as pd
+
 from results.view import View
 
 
@@ -26,7 +28,9 @@ class Idle:
 
 def idle_users(view: View) -> list[Idle]:
     """By class, those who would have asked again before the window's end (see `Judging.users`)."""
-    closed = view.data.set_index("id")["closed"].dropna()
+    if not view.judging.users:
+        return []
+    closed = pd.Series(view.data["closed"].to_numpy(), index=view.data["id"].to_numpy()).dropna()
     found = []
     for name, users in view.judging.users.items():
         again = closed.reindex(list(users.last)).dropna() + users.think_ns

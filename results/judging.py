@@ -37,6 +37,19 @@ class Users:
 
 
 @dataclass(frozen=True, slots=True)
+class Service:
+    """How the target counts what a tenant was served (ENGINE E29): weights of a computed prompt token and of
+    an output token, and of each tenant; who has no row has that of ``default``."""
+
+    input: float
+    output: float
+    weights: dict[str, float] = field(default_factory=dict)
+
+    def weight(self, tenant: str) -> float:
+        return self.weights.get(tenant, self.weights.get("default", 1.0))
+
+
+@dataclass(frozen=True, slots=True)
 class HealthLimits:
     """The limits of MEASUREMENT 8; times in s, shares as ratios. Raises ValueError for senseless ones."""
 
@@ -85,6 +98,12 @@ class Judging:
     users: dict[str, Users] = field(default_factory=dict)
     """By class, of closed loops without a number of ``requests``."""
     demand: dict[str, dict[str, float]] = field(default_factory=dict)
+    service: Service | None = None
+    """Of our own engine."""
+    price: float | None = None
+    """Of one replica for one s, in whatever currency; None = the scenario says none."""
+    replicas: int = 1
+    """As the scenario has them; the target may tell otherwise."""
     t_rec: int = 10 * SECOND
     """A fault's span goes on for so long after its heal (FLEET F62)."""
     t_rec_unhealed: int = 30 * SECOND
@@ -113,6 +132,8 @@ class Judging:
             name: Users(tuple(users["last"]), users["think_ns"])
             for name, users in data.get("users", {}).items()
         }
+        if (service := data.get("service")) is not None:
+            values["service"] = Service(service["input"], service["output"], dict(service["weights"]))
         return Judging(**values)
 
     @staticmethod

@@ -14,6 +14,7 @@ from enum import StrEnum
 import numpy as np
 import pandas as pd
 
+from results.record import Outcome
 from results.sessions import session_stretch
 from results.stats.quantiles import Values
 from results.token_events import Samples, icl, itl, itl_seen, stall
@@ -32,6 +33,8 @@ class Kind(StrEnum):
     RATIO = "ratio"
     FACTOR = "factor"
     COUNT = "count"
+    AMOUNT = "amount"
+    """A number in the unit that its line of the table says; a bound on it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,10 @@ class Metric:
     per_request: Callable[[pd.DataFrame], Values] | None = None
     """One value per row; what an SLO on this metric is compared with."""
     pooled: bool = False
+    every: bool = False
+    """Over all requests that have it, not only the completed ones."""
+    of_window: bool = False
+    """Of the whole window and all classes: it has no part for some of the requests."""
 
 
 def _column(data: pd.DataFrame, name: str) -> Values:
@@ -158,17 +165,33 @@ def _queue_wait(data: pd.DataFrame) -> Values:
     return _span("first_scheduled", "received")(data)
 
 
+def _abort_latency(data: pd.DataFrame) -> Values:
+    """Undefined where the engine was done before it heard of the hang-up."""
+    if "freed" not in data:
+        return np.full(len(data), np.nan)
+    hung_up = (data["outcome"] == Outcome.CANCELLED_BY_PLAN.value) & data["cancel_flagged"].notna()
+    result: Values = np.where(hung_up.to_numpy(dtype=bool), _span("freed", "closed")(data), np.nan)
+    return result
+
+
 def defined(values: Values) -> Samples:
     """The defined ones among one value per request."""
     rows = np.flatnonzero(~np.isnan(values))
-    return Samples(values[rows], rows.astype(np.int64))
+    return Samples(values[rows], rows.astype(np.int32))
 
 
 def _request(
-    name: str, meaning: str, of: Callable[[pd.DataFrame], Values], kind: Kind = Kind.LATENCY
+    name: str,
+    meaning: str,
+    of: Callable[[pd.DataFrame], Values],
+    kind: Kind = Kind.LATENCY,
+    *,
+    every: bool = False,
 ) -> Metric:
     unit = "" if kind is Kind.FACTOR else "s"
-    return Metric(name, kind, unit, meaning, lambda data: defined(of(data)), of)
+    return Metric(
+        name, kind, unit, meaning, lambda data: defined(of(data)), of, every=every or kind is Kind.LAG
+    )
 
 
 def _pooled(name: str, meaning: str, of: Callable[[pd.DataFrame], Samples]) -> Metric:
@@ -205,6 +228,9 @@ _TABLE = (
     _request("pool_wait", "wait for a reused connection", _waited_for(False), Kind.LAG),
     _request("connect", "opening a connection", _waited_for(True), Kind.LAG),
     _request("queue_wait", "received to first scheduled (truth of our engine)", _queue_wait),
+    _request(
+        "abort_latency", "hang-up of a cancelled request to its blocks freed", _abort_latency, every=True
+    ),
     _request("slowdown", "e2e over that of the same request on the idle target", _slowdown, Kind.FACTOR),
     Metric(
         "session_stretch",
@@ -228,8 +254,16 @@ _TABLE = (
     _number("hit_token_weighted", Kind.RATIO, "", "cached prompt tokens / prompt tokens"),
     _number("hit_request_mean", Kind.RATIO, "", "mean of the requests' cached shares"),
     _number("hit_request_count", Kind.RATIO, "", "share of requests that read anything"),
-    _number("hit_theoretical", Kind.RATIO, "", "what an ideal cache would have served"),
+    _number("hit_theoretical", Kind.RATIO, "", "share that endless caches of the workers would have served"),
     _number("cache_report_coverage", Kind.RATIO, "", "share of requests whose usage reports the cache"),
+    _number(
+        "service_gap",
+        Kind.AMOUNT,
+        "tokens",
+        "largest difference of weighted service between two tenants that both waited",
+    ),
+    Metric("cost_per_good", Kind.AMOUNT, "", "price of the replicas over good requests", of_window=True),
+    Metric("energy_per_good", Kind.AMOUNT, "J", "energy of all devices over good requests", of_window=True),
     _number("incorrect", Kind.COUNT, "", "completed requests that fail a check of their class"),
     _number("planned", Kind.COUNT, "", "requests planned for the window"),
 )

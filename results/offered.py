@@ -17,7 +17,7 @@ from results.view import View
 
 def offered_block(view: View, rows: Mask) -> dict[str, Any]:
     """The law of the sends of ``rows`` (the window's), and their bursts; null with ``<key>_reason``."""
-    data = view.data[rows]
+    data = view.part(rows)
     start = np.sort(data["start"].dropna().to_numpy(dtype=np.float64)).astype(np.int64)
     facts = asdict(arrival_facts(start, *view.judging.window))
     reasons = facts.pop("reasons")

@@ -75,13 +75,16 @@ def after_failed_turn(data: pd.DataFrame) -> Mask:
     Follows ``parent``; where it is missing, the driver's word in ``error`` decides. Sessions of a closed loop
     that would have opened after the load (``load_ended``) miss nothing, however the one before ended.
     """
+    mask = np.zeros(len(data), dtype=bool)
+    unsent = np.flatnonzero(is_outcome(data, Outcome.NOT_SENT))
+    if not len(unsent):
+        return mask
     by_id: dict[int, tuple[Any, str, float]] = {
         int(i): (o, g, p)
         for i, o, g, p in zip(data["id"], data["outcome"], data["group"], data["parent"], strict=True)
     }
     errors = data["error"].fillna("").to_numpy(dtype=object)
-    mask = np.zeros(len(data), dtype=bool)
-    for row in np.flatnonzero(is_outcome(data, Outcome.NOT_SENT)):
+    for row in unsent:
         ended_by = _ender(by_id, data["parent"].iloc[row])
         failed = errors[row] == "failed_turn" if ended_by is None else ended_by in _BREAKING
         mask[row] = failed and errors[row] != "load_ended"

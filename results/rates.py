@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pandas as pd
 
@@ -9,7 +11,7 @@ from results.goodput import Marks
 from results.metrics import NS
 from results.outcomes import Mask
 from results.stats.quantiles import Values
-from results.token_events import event_counts, event_times
+from results.token_events import events_of
 
 Spans = tuple[tuple[int, int], ...]
 """Disjoint [from, to) in ns since t0."""
@@ -50,36 +52,41 @@ def rates(data: pd.DataFrame, marks: Marks, spans: Spans) -> dict[str, float | N
     result = {name: rate(int(mask.sum()), spans) for name, mask in masks.items()}
     good_tokens = data["n_out"].to_numpy(dtype=np.float64)[masks["good"]]
     result["good_tokens"] = rate(np.nansum(good_tokens), spans)
-    times, tokens = token_times(data[marks.completed])
-    within = inside(times, spans)
-    result["out_tps"] = rate(tokens[within].sum(), spans)
-    result["peak_tps"] = _peak(times[within], tokens[within], spans)
+    seconds = per_second(data[marks.completed], spans)
+    result["out_tps"] = rate(seconds.sum(), spans)
+    result["peak_tps"] = float(seconds.max(initial=0.0)) if length_s(spans) > 0 else None
     return result
 
 
 def token_times(data: pd.DataFrame) -> tuple[Values, Values]:
-    """(ns since t0, tokens) of every token-bearing event. Where the events' counts are unknown, the
-    request's tokens are spread evenly over its events; a whole (non-streamed) answer is one event."""
+    """(ns since t0, tokens) of every token-bearing event, see ``token_parts``."""
+    parts = list(token_parts(data))
+    return np.concatenate([times for times, _ in parts]), np.concatenate([tokens for _, tokens in parts])
+
+
+def token_parts(data: pd.DataFrame) -> Iterator[tuple[Values, Values]]:
+    """The same, some requests at a time. Where the events' counts are unknown, the request's tokens are
+    spread evenly over its events; a whole (non-streamed) answer is one event."""
     whole = data[~data["streamed"].to_numpy(dtype=bool) & (data["n_out"] > 0) & data["terminal"].notna()]
-    times: list[Values] = [whole["terminal"].to_numpy(dtype=np.float64)]
-    tokens: list[Values] = [whole["n_out"].to_numpy(dtype=np.float64)]
-    columns = zip(data["first_token"], data["event_us"], data["event_tokens"], data["n_out"], strict=True)
-    for first, events, given, n_out in columns:
-        if not len(events) or np.isnan(first):
+    yield whole["terminal"].to_numpy(dtype=np.float64), whole["n_out"].to_numpy(dtype=np.float64)
+    first, n_out = (data[name].to_numpy(dtype=np.float64) for name in ("first_token", "n_out"))
+    for events in events_of(data):
+        rows = events.rows
+        each = np.where(np.isnan(n_out[rows]), 1.0, n_out[rows] / events.sizes[rows - events.first])
+        tokens = np.where(events.known[rows - events.first], events.tokens, each)
+        begun = ~np.isnan(first[rows])
+        yield (first[rows] + events.us * 1e-6 / NS)[begun], tokens[begun]
+
+
+def per_second(data: pd.DataFrame, spans: Spans) -> Values:
+    """Tokens of each second from the first span's begin on, those within ``spans`` only."""
+    seconds = np.zeros(1)
+    for times, tokens in token_parts(data):
+        within = inside(times, spans)
+        if not within.any():
             continue
-        counts = event_counts(given, len(events), n_out)
-        if counts is None:
-            counts = np.full(len(events), (len(events) if np.isnan(n_out) else n_out) / len(events))
-        times.append(first + event_times(events) / NS)
-        tokens.append(counts)
-    return np.concatenate(times), np.concatenate(tokens)
-
-
-def _peak(times: Values, tokens: Values, spans: Spans) -> float | None:
-    """Tokens in the fullest 1 s bin, bins counted from the start of the first span."""
-    if not spans or length_s(spans) <= 0:
-        return None
-    if not len(times):
-        return 0.0
-    bins = ((times - spans[0][0]) * NS).astype(np.int64)
-    return float(np.bincount(bins - bins.min(), weights=tokens).max())
+        found = np.bincount(((times[within] - spans[0][0]) * NS).astype(np.int64), weights=tokens[within])
+        if len(found) > len(seconds):
+            seconds = np.concatenate([seconds, np.zeros(len(found) - len(seconds))])
+        seconds[: len(found)] += found
+    return seconds

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from results.record import Outcome, Record
 from results.storable import storable
@@ -104,12 +105,12 @@ def _batch(records: Sequence[Record]) -> Any:
     """One record batch. What a target said and no column can hold is left out of its record, with a
     warning there: one odd answer must not cost the others."""
     try:
-        return _packed(records)
+        return packed(records)
     except (pa.ArrowException, ValueError, TypeError, OverflowError):
-        return _packed([storable(record, RECORD_SCHEMA) for record in records])
+        return packed([storable(record, RECORD_SCHEMA) for record in records])
 
 
-def _packed(records: Sequence[Record]) -> Any:
+def packed(records: Sequence[Record]) -> Any:
     columns = list(zip(*map(_values_of, records), strict=True)) or [()] * len(_ATTRIBUTES)
     arrays = [_column(column, field.type) for column, field in zip(columns, RECORD_SCHEMA, strict=True)]
     return pa.record_batch(arrays, schema=RECORD_SCHEMA)
@@ -253,17 +254,34 @@ def frame_of(table: Any) -> pd.DataFrame:
     ns since t0 are exact in float64 up to 2**53, that is 104 days. Columns that an older version did not
     write have their defaults.
     """
-    data: pd.DataFrame = _complete(table).to_pandas()
+    whole = _complete(table)
+    lists = [field.name for field in RECORD_SCHEMA if field.type == pa.list_(pa.string())]
+    data: pd.DataFrame = whole.drop_columns(lists).to_pandas(split_blocks=True)
+    for name in lists:
+        data.insert(RECORD_SCHEMA.names.index(name), name, _texts(whole.column(name)))
     for name in (*TIMES, *COUNTS, "http_status", "retry_after_s", "parent"):
         data[name] = data[name].astype("float64")
     return data
+
+
+NOTHING: list[str] = []
+"""In the place of each list that has nothing in it, as nearly all have; nobody may change it."""
+
+
+def _texts(column: Any) -> pd.Series[Any]:
+    """Lists of texts, one object for all empty ones."""
+    some = pc.fill_null(pc.greater(pc.list_value_length(column), 0), False).to_numpy()
+    texts = np.empty(len(column), dtype=object)
+    texts.fill(NOTHING)
+    texts[some] = np.fromiter(column.filter(pa.array(some)).to_pylist(), dtype=object, count=int(some.sum()))
+    return pd.Series(texts, dtype=object)
 
 
 def _complete(table: Any) -> Any:
     """A table or batch with all columns of the schema, in their order."""
     if table.schema.names == RECORD_SCHEMA.names:
         return table
-    blank, rows = _packed([Record(0, "", "", Outcome.UNKNOWN)]), table.num_rows
+    blank, rows = packed([Record(0, "", "", Outcome.UNKNOWN)]), table.num_rows
     columns = [
         table.column(field.name)
         if field.name in table.schema.names

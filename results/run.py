@@ -22,7 +22,7 @@ from results.recordfile import (
     read_records,
     read_stream,
 )
-from results.runfiles import RunError, json_document, lines, load_records, parquet
+from results.runfiles import RunError, by_id, json_document, lines, load_records, parquet, truth_frame
 from results.spans import touched
 
 __all__ = ["RECORD_SCHEMA", "RecordWriter", "Run", "RunData", "RunError", "frame", "read_records"]
@@ -62,6 +62,8 @@ class RunData:
     """Every attempt that another one followed, same columns; None = no request was tried again."""
     alone: dict[int, float] | None = None
     """By request id: s that it takes on the idle target, hits kept. None = nobody can tell."""
+    ideal: dict[str, int] | None = None
+    """By request id as it was sent: prompt tokens that endless caches of the workers would have served."""
 
 
 def _plain(value: Any) -> Any:
@@ -162,11 +164,13 @@ class Run:
         target_error: str | None = None,
         load_error: str | None = None,
         alone: Mapping[int, float] | None = None,
+        ideal: Mapping[str, int] | None = None,
     ) -> RunData:
         """Close the records, write what is known only now, and return everything for the judge."""
         self.records.close()
         records, attempts = self._gathered("records"), self._gathered("attempts")
         assert records is not None, "this run's own stream is there"
+        pa.default_memory_pool().release_unused()  # of a million requests, more than half a GB
         data = RunData(
             self.judging,
             records,
@@ -174,7 +178,7 @@ class Run:
             self._faults,
             self._audits,
             scrapes if scrapes is None or isinstance(scrapes, pd.DataFrame) else scrape_frame(scrapes),
-            _truth_frame(truth),
+            truth_frame(truth),
             dict(signals or {}),
             invariants,
             None if attribution is None else dict(attribution),
@@ -185,6 +189,7 @@ class Run:
             path=self.path,
             attempts=attempts,
             alone=None if alone is None else dict(alone),
+            ideal=None if ideal is None else dict(ideal),
         )
         self._write_rest(data)
         return data
@@ -202,6 +207,8 @@ class Run:
 
     def _with_faults(self, table: Any) -> Any:
         """The records with all fault windows that their lives touch, which are only known now."""
+        if not self._faults:
+            return table
         lives = table.select(["start", "closed", "faults"]).to_pandas()
         lists = touched(lives, self._faults, self.judging)
         at = table.schema.get_field_index("faults")
@@ -213,9 +220,10 @@ class Run:
             data.scrapes.to_parquet(self.path / "scrapes.parquet", index=False)
         if data.truth is not None:
             data.truth.to_parquet(self.path / "truth.parquet", index=False)
-        if data.alone is not None:
-            times = {"id": list(data.alone), "alone": list(data.alone.values())}
-            pd.DataFrame(times).to_parquet(self.path / "alone.parquet", index=False)
+        for name, known in (("alone", data.alone), ("ideal", data.ideal)):
+            if known is not None:
+                pairs = {"id": list(known), name: list(known.values())}
+                pd.DataFrame(pairs).to_parquet(self.path / f"{name}.parquet", index=False)
         if data.attribution is not None:
             (self.path / "attribution.json").write_text(_json(data.attribution))
         (self.path / "manifest.json").write_text(_json(data.manifest))
@@ -278,23 +286,6 @@ class Run:
             json_document(path / "manifest.json") or {},
             path,
             attempts,
-            _alone(parquet(path / "alone.parquet")),
+            by_id(parquet(path / "alone.parquet"), "alone"),
+            by_id(parquet(path / "ideal.parquet"), "ideal"),
         )
-
-
-def _alone(times: pd.DataFrame | None) -> dict[int, float] | None:
-    return None if times is None else dict(zip(times["id"].tolist(), times["alone"].tolist(), strict=True))
-
-
-def _truth_frame(truth: Rows | pd.DataFrame | None) -> pd.DataFrame | None:
-    if truth is None or isinstance(truth, pd.DataFrame):
-        return truth
-    rows = [
-        {k: v if _flat(v) else json.dumps(v, sort_keys=True, default=str) for k, v in t.items()}
-        for t in truth
-    ]
-    return pd.DataFrame(rows) if rows else None
-
-
-def _flat(value: Any) -> bool:
-    return value is None or isinstance(value, str | int | float | bool)

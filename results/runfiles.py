@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ def load_records(path: Path, ended: bool) -> tuple[pd.DataFrame, pd.DataFrame | 
     """(records, attempts, why this is only a part of the run)."""
     records, whole = _gathered(path, "records")
     attempts, _ = _gathered(path, "attempts")
+    pa.default_memory_pool().release_unused()
     if records is None:
         raise RunError(f"{path}: holds no records (neither records.parquet nor records.arrow)")
     how = "its load had ended, its judging had not" if whole else "it was killed under load"
@@ -67,3 +69,25 @@ def _parsed(text: str, where: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise RunError(f"{where}: expected an object {{..}}")
     return found
+
+
+def by_id(pairs: pd.DataFrame | None, name: str) -> dict[Any, Any] | None:
+    """A file of two columns, ``id`` and ``name``, as a mapping."""
+    return None if pairs is None else dict(zip(pairs["id"].tolist(), pairs[name].tolist(), strict=True))
+
+
+def truth_frame(
+    truth: Iterable[Mapping[str, Any]] | pd.DataFrame | None,
+) -> pd.DataFrame | None:
+    """Rows as the engine gives them: what is no plain value becomes JSON text."""
+    if truth is None or isinstance(truth, pd.DataFrame):
+        return truth
+    rows = [
+        {k: v if _flat(v) else json.dumps(v, sort_keys=True, default=str) for k, v in t.items()}
+        for t in truth
+    ]
+    return pd.DataFrame(rows) if rows else None
+
+
+def _flat(value: Any) -> bool:
+    return value is None or isinstance(value, str | int | float | bool)

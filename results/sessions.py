@@ -108,14 +108,18 @@ def session_rows(data: pd.DataFrame) -> pd.DataFrame:
 
 def session_stretch(data: pd.DataFrame) -> Samples:
     """One value a session, which belongs to its first request."""
+    if data["session"].is_unique:
+        return Samples(np.empty(0), np.empty(0, dtype=np.int32))
     found = session_rows(data)
     found = found[found["stretch"].notna()].sort_values("first")
-    return Samples(found["stretch"].to_numpy(dtype=np.float64), found["first"].to_numpy(dtype=np.int64))
+    return Samples(found["stretch"].to_numpy(dtype=np.float64), found["first"].to_numpy(dtype=np.int32))
 
 
 def sessions_block(data: pd.DataFrame, rows: Mask, window: tuple[int, int]) -> dict[str, Any] | None:
     """For summary.json: the sessions among ``rows`` that begin in the window, and the later turns that come
     due in it. None if no session has several requests."""
+    if data["session"].is_unique:
+        return None
     found = session_rows(data)
     found = found[rows[found["first"].to_numpy(dtype=np.int64)]]
     if not len(found):

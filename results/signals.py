@@ -176,10 +176,10 @@ def without_record(data: RunData) -> float | None:
     records that only say that the load process died before there was one."""
     if data.plan is None:
         return None
-    planned, recorded = set(data.plan["id"]), set(data.records["id"])
+    without = np.setxor1d(data.plan["id"].to_numpy(), data.records["id"].to_numpy())
     doubled = int(data.records["id"].duplicated().sum())
     unknown = int((data.records["outcome"] == Outcome.UNKNOWN).sum())
-    return float(len(planned ^ recorded) + doubled + unknown)
+    return float(len(without) + doubled + unknown)
 
 
 REQUESTS_TOTAL = "headrace_router_requests_total"
@@ -258,7 +258,7 @@ def conn_new_share(data: pd.DataFrame) -> float | None:
 
 def _medians(view: View, enough: int) -> tuple[float, ...]:
     found = []
-    for name in view.by_class():
+    for name in view.names:
         ttft = view.distribution("ttft", view.in_window & view.of_class(name))
         if ttft.n >= enough:
             found.append(float(np.median(ttft.samples.values)))

@@ -38,7 +38,15 @@ def hit_bucket(read: float, total: float) -> str:
 
 
 def _lengths(column: str) -> Callable[[pd.DataFrame], list[str]]:
-    return lambda data: [length_bucket(n) for n in data[column]]
+    names = np.array([length_bucket(edge) for edge in LENGTH_EDGES] + [UNKNOWN], dtype=object)
+
+    def labels(data: pd.DataFrame) -> list[str]:
+        n = data[column].to_numpy(dtype=np.float64)
+        at = np.searchsorted(LENGTH_EDGES, n, side="right") - 1
+        result: list[str] = names[np.where(np.isnan(n), len(LENGTH_EDGES), at)].tolist()
+        return result
+
+    return labels
 
 
 def _texts(column: str) -> Callable[[pd.DataFrame], list[str]]:
@@ -66,7 +74,7 @@ DIMS: dict[str, Callable[[pd.DataFrame], list[str]]] = {
     "tenant": _texts("tenant"),
     "route": _texts("route"),
     "worker": _worker,
-    "adapter": _texts("adapter"),
+    "adapter": lambda d: ["none" if pd.isna(a) or a == "" else str(a) for a in d["adapter"]],
     "finish": _texts("finish"),
 }
 

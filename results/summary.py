@@ -19,6 +19,7 @@ from results.compat import compat_block
 from results.counters import counters
 from results.deciding import Evidence, decide
 from results.diagnosis import as_dict, findings
+from results.economy import PER_GOOD, Economy, economy
 from results.engine_truth import engine_block
 from results.gates import parse_gates
 from results.goodput import attainment
@@ -35,8 +36,9 @@ from results.view import View
 
 SCHEMA_VERSION = 1
 
-SLICED = ("ttft_sched", "e2e_sched", "slowdown")
-SLICE_DIMS = ("in", "out", "hit", "tier", "turn", "tenant", "worker", "finish")
+SLICED = {True: ("ttft_sched", "e2e_sched", "slowdown"), False: ("ttft", "e2e", "slowdown")}
+"""Whether the loop is open -> what its slices show."""
+SLICE_DIMS = ("in", "out", "hit", "tier", "turn", "tenant", "worker", "adapter", "finish")
 
 
 def judge(data: RunData, judging: Judging | None = None) -> dict[str, Any]:
@@ -49,7 +51,8 @@ def judge(data: RunData, judging: Judging | None = None) -> dict[str, Any]:
     engine = engine_block(view, data.scrapes, data.truth)
     cache = cache_block(view, data.attribution)
     in_flight = _saturation(view)
-    gates = _gates(data, view, client, engine, cache)
+    costs = economy(data, view)
+    gates = _gates(data, view, client, engine, cache, costs)
     ending = exits.ending(data, view, client, gates)
     summary = {
         **_about(judging),
@@ -60,6 +63,7 @@ def judge(data: RunData, judging: Judging | None = None) -> dict[str, Any]:
         "slices": _slices(view),
         "cache": cache,
         "compat": compat_block(view),
+        "economy": costs.block(),
         **_attribution(data),
         "faults": [_fault(f, view, data.plan) for f in data.faults],
         "invariants": _invariants(data),
@@ -113,7 +117,12 @@ def _saturation(view: View) -> Saturation:
 
 
 def _gates(
-    data: RunData, view: View, client: Health, engine: dict[str, Any] | None, cache: dict[str, Any]
+    data: RunData,
+    view: View,
+    client: Health,
+    engine: dict[str, Any] | None,
+    cache: dict[str, Any],
+    costs: Economy,
 ) -> list[dict[str, Any]]:
     evidence = Evidence(
         view,
@@ -122,6 +131,7 @@ def _gates(
         data.faults,
         cache["contract"]["state"],
         data.judging.strict,
+        {name: costs.of(name) for name in PER_GOOD},
         "the run was interrupted" if data.interrupted else data.incomplete,
     )
     return [decide(gate, evidence) for gate in parse_gates(data.judging)]
@@ -167,7 +177,7 @@ def _window(view: View) -> dict[str, Any]:
 
 def _classes(view: View) -> dict[str, Any]:
     goals = view.judging.classes
-    return {name: class_block(view, name, goals.get(name, ClassGoal())) for name in view.by_class()}
+    return {name: class_block(view, name, goals.get(name, ClassGoal())) for name in view.names}
 
 
 def _of_all(judging: Judging) -> ClassGoal:
@@ -178,10 +188,10 @@ def _of_all(judging: Judging) -> ClassGoal:
 def _slices(view: View) -> list[dict[str, Any]]:
     """Every dimension along which a class of the window differs."""
     result = []
-    for name in view.by_class():
+    all_labels = {dim: labels(view.data, dim) for dim in SLICE_DIMS}
+    for name in view.names:
         rows = view.of_class(name) & view.in_window
-        for dim in SLICE_DIMS:
-            found = labels(view.data, dim)
+        for dim, found in all_labels.items():
             values = sorted(set(found[rows]))
             if len(values) > 1:
                 result += [_slice(view, name, dim, value, rows & (found == value)) for value in values]
@@ -196,11 +206,12 @@ def _slices(view: View) -> list[dict[str, Any]]:
 def _slice(view: View, name: str | None, dim: str, value: str, rows: Mask) -> dict[str, Any]:
     by = {dim: value} if name is None else {"class": name, dim: value}
     found = attainment(view.marks.at(rows))
+    is_open = name is None or view.judging.classes.get(name, ClassGoal()).open_loop
     block = {
         "by": by,
         "n": int(rows.sum()),
         "attainment": found.value,
-        "metrics": {metric: view.distribution(metric, rows).table() for metric in SLICED},
+        "metrics": {metric: view.distribution(metric, rows).table() for metric in SLICED[is_open]},
     }
     return block if found.value is not None else block | {"attainment_reason": "no request to count"}
 

@@ -17,7 +17,7 @@ from results.view import View
 def tokens_block(view: View, name: str | None, rows: Mask) -> dict[str, Any]:
     """Tokens in and out of the window's ``rows``, of class ``name`` (None: all). What an attempt brought
     that did not complete, or that another one followed, is no throughput (C24, C27)."""
-    data, marks = view.data[rows], view.marks.at(rows)
+    data, marks = view.part(rows), view.marks.at(rows)
     lost = is_group(data, "failed") | is_group(data, "expired") | is_group(data, "unknown")
     out = data["n_out"].fillna(0).to_numpy(dtype=np.float64)
     weighted = weighted_tpot(view, rows)
@@ -48,7 +48,7 @@ def _earlier(view: View, name: str | None) -> pd.DataFrame:
 
 def weighted_tpot(view: View, rows: Mask) -> Estimate:
     """Sum of the spans over sum of the tokens after the first events; a span of 0 counts like any other."""
-    data = view.data[rows & view.marks.completed]
+    data = view.part(rows & view.marks.completed)
     per_request = METRICS["tpot"].per_request
     assert per_request is not None
     known = ~np.isnan(per_request(data))

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import blake2b
 
 import numpy as np
 import pandas as pd
 
+from results import token_events
 from results.goodput import Marks, mark
 from results.judging import Judging
-from results.metrics import METRICS, Kind
+from results.metrics import METRICS
 from results.outcomes import Mask, prepared
 from results.rates import Spans
 from results.run import RunData
+from results.sessions import session_stretch
 from results.spans import MARKING, fault_span, meets
 from results.stats.distribution import Distribution
 from results.token_events import Samples
@@ -39,6 +42,8 @@ TRUTH_COLUMNS = (
     "hit_remote",
     "preemptions",
     "blocks_peak",
+    "cancel_flagged",
+    "reclaimed",
 )
 CLOSED_LOOP = "closed loop: due times follow the answers"
 TIERS = ("device", "host", "disk", "remote")
@@ -57,22 +62,30 @@ class View:
     attempts: pd.DataFrame | None = None
     """Attempts that another one followed; None = no request was tried again."""
     plan: pd.DataFrame | None = field(default=None, repr=False)
+    t0_ns: int | None = None
+    """t0 on the clock of the engine's truth, where there is one."""
     _distributions: dict[tuple[str, bytes], Distribution] = field(default_factory=dict, repr=False)
-    _all_samples: dict[str, Samples] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def of(run: RunData) -> View:
-        last = run.records.sort_values(["id", "attempt"], kind="stable").drop_duplicates("id", keep="last")
+        last = run.records
+        if not last["id"].is_unique:
+            last = last.sort_values(["id", "attempt"], kind="stable").drop_duplicates("id", keep="last")
         joined = with_truth(prepared(last, run.judging), run.truth)
         if run.plan is not None and "after_ns" in run.plan:
             thinking = run.plan.set_index("id")["after_ns"].astype("float64")
             joined = joined.assign(after_ns=joined["id"].map(thinking))
+        t0 = run.manifest.get("t0_ns")
+        if t0 is not None and {"reclaimed", "cancel_flagged"} <= set(joined):
+            joined = joined.assign(freed=joined["reclaimed"].astype("float64") - t0)
         if run.alone is not None:
             joined = joined.assign(alone=joined["id"].map(run.alone).astype("float64"))
+        if run.ideal is not None:
+            joined = joined.assign(ideal=joined["request_id"].map(run.ideal).astype("float64"))
         spans = {str(f["id"]): span for f in run.faults if (span := fault_span(f, run.judging)) is not None}
         marking = frozenset(str(f["id"]) for f in run.faults if f.get("type") in MARKING)
         attempts = None if run.attempts is None else prepared(run.attempts, run.judging)
-        return View(run.judging, joined, spans, marking, attempts, run.plan)
+        return View(run.judging, joined, spans, marking, attempts, run.plan, t0)
 
     @cached_property
     def marks(self) -> Marks:
@@ -96,10 +109,14 @@ class View:
         mask: Mask = (self.data["phase"] == "window").to_numpy(dtype=bool)
         return mask
 
+    def part(self, rows: Mask) -> pd.DataFrame:
+        """The records of some rows; all of them are not copied."""
+        return self.data if rows.all() else self.data[rows]
+
     @cached_property
     def window(self) -> pd.DataFrame:
         """Records of the window, in due order."""
-        return self.data[self.in_window]
+        return self.part(self.in_window)
 
     def of_class(self, name: str | None) -> Mask:
         """Rows of a class; None = all."""
@@ -108,10 +125,10 @@ class View:
         mask: Mask = (self.data["class"] == name).to_numpy(dtype=bool)
         return mask
 
-    def by_class(self) -> dict[str, pd.DataFrame]:
-        """The window's records by class, also the declared classes without any."""
-        names = sorted(set(self.judging.classes) | set(self.data["class"].unique()))
-        return {name: self.window[(self.window["class"] == name).to_numpy(dtype=bool)] for name in names}
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The classes, also the declared ones without any request."""
+        return tuple(sorted(set(self.judging.classes) | set(self.data["class"].unique())))
 
     def meets(self, fault: str) -> Mask:
         """Rows whose [start, closed) meets the fault's span, or that the fault marked."""
@@ -128,30 +145,40 @@ class View:
         return mask
 
     def distribution(self, metric: str, rows: Mask) -> Distribution:
-        """A metric over some rows: of the completed ones, but a lag of the client over all (C24). Of a
+        """A metric over some rows: of the completed ones, but a lag and the like over all (C24). Of a
         closed loop the schedule clock says nothing."""
         found = METRICS[metric]
-        kept = rows if found.kind is Kind.LAG else rows & self.marks.completed
+        kept = rows if found.every else rows & self.marks.completed
         why_none = "no samples"
         if metric.endswith("_sched"):
             any_loop, kept = kept, kept & self.open_loop
             why_none = CLOSED_LOOP if any_loop.any() and not kept.any() else why_none
-        key = (metric, kept.tobytes())
+        packed = np.packbits(kept)
+        key = (metric, blake2b(packed.tobytes(), digest_size=16).digest())
         if key not in self._distributions:
-            samples = self._samples(metric)
-            chosen = kept[samples.owners]
-            if not chosen.all():
-                samples = Samples(samples.values[chosen], samples.owners[chosen])
-            self._distributions[key] = Distribution(samples, found.pooled, why_none)
+            self._distributions[key] = Distribution(
+                lambda: self._samples(metric, np.unpackbits(packed, count=len(kept)).astype(bool)),
+                found.pooled,
+                why_none,
+            )
         return self._distributions[key]
 
-    def _samples(self, metric: str) -> Samples:
-        """Of all records; every distribution is a part of them."""
-        if metric not in self._all_samples:
-            of = METRICS[metric].samples
-            assert of is not None, f"{metric} has no samples"
-            self._all_samples[metric] = of(self.data)
-        return self._all_samples[metric]
+    @cached_property
+    def _sessions(self) -> Samples:
+        """`session_stretch`, which takes long to make."""
+        return session_stretch(self.data)
+
+    def _samples(self, metric: str, kept: Mask) -> Samples:
+        """Those of the ``kept`` rows."""
+        found = METRICS[metric]
+        assert found.samples is not None, f"{metric} has no samples"
+        if found.pooled:  # too many to make more of them than are asked for
+            rows = np.flatnonzero(kept).astype(np.int32)
+            samples = found.samples(self.data[token_events.COLUMNS].iloc[rows])
+            return Samples(samples.values, rows[samples.owners])
+        samples = self._sessions if found.per_request is None else found.samples(self.data)
+        chosen = kept[samples.owners]
+        return samples if chosen.all() else Samples(samples.values[chosen], samples.owners[chosen])
 
     @property
     def window_spans(self) -> Spans:

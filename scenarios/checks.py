@@ -128,8 +128,11 @@ def _clocks(scenario: Scenario) -> Found:
     classes = goals(scenario)
     for i, text in enumerate(scenario.gates):
         with suppress(GateError):  # said before, see ``_gates``
-            if why := wrong_clock(parse_gate(text, tuple(classes)), classes):
+            gate = parse_gate(text, tuple(classes))
+            if why := wrong_clock(gate, classes):
                 yield ("gates", i), f"gate {text!r}: {why}"
+            if gate.metric == "cost_per_good" and scenario.target.price is None:
+                yield ("gates", i), f"gate {text!r}: it needs target.price, such as 2.40/h for one replica"
     for name, goal in classes.items():
         for metric in goal.slo.keys() & set(SEND_CLOCK):
             if why := blind_to(metric, {name: goal}):

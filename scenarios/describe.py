@@ -13,6 +13,7 @@ import yaml
 from pydantic import TypeAdapter
 
 from engine.config import POLICIES
+from loadgen.plan import Workload
 from loadgen.workload.lengths import Amount
 from loadgen.workload.waits import Wait
 from scenarios.forms import TABLES, first_keys, form, is_union, keys, unit_of
@@ -30,8 +31,8 @@ def json_schema() -> dict[str, Any]:
 
 def tables() -> dict[str, list[dict[str, Any]]]:
     """Every name that may stand behind ``type:``, by table: its help text, and what its fields take. Then
-    how numbers and times may be drawn, by the first key of the block that says so; then the policies of the
-    built-in engine, by their key in ``target.engine``."""
+    the blocks within workloads, by WORKLOAD.KEY; then how numbers and times may be drawn, by the first key of
+    the block that says so; then the policies of the built-in engine, by their key in ``target.engine``."""
     types: dict[str, list[dict[str, Any]]] = {
         _NAMES[protocol.__name__]: [
             {
@@ -54,7 +55,27 @@ def tables() -> dict[str, list[dict[str, Any]]]:
         f"target.engine.{key}": [{"name": name, "doc": doc, "fields": {}} for name, doc in entries.items()]
         for key, entries in POLICIES.items()
     }
-    return types | drawn | policies
+    return types | {"workload blocks": _inner_blocks()} | drawn | policies
+
+
+def _inner_blocks() -> list[dict[str, Any]]:
+    """Blocks within workloads, such as the tools of sessions."""
+    return [
+        {
+            "name": f"{name}.{key}",
+            "doc": help_of(inner),
+            "fields": {k: _field(f, hint) for k, f, hint in keys(inner)},
+        }
+        for name, cls in TABLES[Workload].items()
+        for key, _, hint in keys(cls)
+        if (inner := _optional_block(hint)) is not None
+    ]
+
+
+def _optional_block(hint: Any) -> type[Any] | None:
+    members = [arg for arg in get_args(hint) if arg is not NoneType] if is_union(hint) else []
+    (only, *others) = members or [None]
+    return only if isinstance(only, type) and dataclasses.is_dataclass(only) and not others else None
 
 
 def help_of(cls: type[Any]) -> str:
@@ -89,7 +110,12 @@ def _takes(hint: Any) -> str:
         return _block_of(hint)
     if get_origin(hint) in (dict, Mapping):
         return f"{{name: {_takes(get_args(hint)[1])}, ..}}"
-    if get_args(hint) and get_origin(hint) is not tuple:
+    if get_origin(hint) is tuple:
+        members = list(get_args(hint))
+        return (
+            f"list of {_takes(members[0])}" if members[-1] is ... else f"[{', '.join(map(_takes, members))}]"
+        )
+    if get_args(hint):
         return " or ".join(str(arg) for arg in get_args(hint))
     return {str: "text", int: "whole number", float: "number", bool: "true or false"}.get(hint, "list")
 

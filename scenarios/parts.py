@@ -9,7 +9,7 @@ from loadgen.arrivals.concurrency import Concurrency
 from loadgen.job import TargetJob
 from loadgen.plan import Load
 from loadgen.rules import Rules
-from results.judging import ClassGoal
+from results.judging import ClassGoal, Service
 from scenarios import traces
 from scenarios.schema import ClassSpec, EngineTarget, Scenario, UrlTarget
 
@@ -84,6 +84,21 @@ def goals(scenario: Scenario) -> dict[str, ClassGoal]:
         )
         for name, spec in scenario.classes.items()
     }
+
+
+def service(scenario: Scenario) -> Service | None:
+    """How our own engine counts what tenants are served (ENGINE E29); None of any other target."""
+    if not isinstance(scenario.target, EngineTarget):
+        return None
+    engine = scenario.target.engine
+    weights = {name: tenant.weight for name, tenant in engine.tenants.items()}
+    return Service(engine.queue.input_weight, engine.queue.output_weight, weights)
+
+
+def replicas(scenario: Scenario) -> int:
+    """As many as there are meant to be."""
+    target = scenario.target
+    return target.engine.workers if isinstance(target, EngineTarget) else target.replicas
 
 
 def deadlines(scenario: Scenario) -> dict[str, float]:

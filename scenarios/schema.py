@@ -25,7 +25,7 @@ from engine.config import (
     TenantConfig,
 )
 from faults.fault import Fault
-from loadgen.plan import Arrival, Phases, Seconds, Share, Workload
+from loadgen.plan import Arrival, Phases, Rate, Seconds, Share, Workload
 from loadgen.rules import Cap, Retries, Timeouts
 from loadgen.targets.http import option_fault
 from loadgen.tenants import check_shares, zipf
@@ -68,9 +68,10 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class EngineTarget:
-    """The built-in engine as the system under test."""
+    """The built-in engine as the system under test. ``price`` is that of one worker, in any currency."""
 
     engine: Engine
+    price: Rate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,8 @@ class UrlTarget:
     to understand (MEASUREMENT C14). https is verified by the system's authorities, or by those in the PEM
     file ``ca`` alone. With the path of its
     ``tokenizer`` (tokenizer.json) prompts have exactly the tokens asked for, but for the chat template;
-    loads that could pass ``max_model_len`` tokens, prompt and answer, are refused."""
+    loads that could pass ``max_model_len`` tokens, prompt and answer, are refused. ``price`` is that of one
+    of its ``replicas``, in any currency."""
 
     url: str
     model: str
@@ -99,8 +101,12 @@ class UrlTarget:
     ca: str | None = None
     tokenizer: str | None = None
     max_model_len: int | None = None
+    price: Rate | None = None
+    replicas: int = 1
 
     def __post_init__(self) -> None:
+        if self.replicas < 1:
+            raise ValueError(f"replicas must be at least 1, not {self.replicas}")
         if fault := option_fault(self):
             raise ValueError(fault)
         if not self.url.startswith(("http://", "https://")):

@@ -43,6 +43,7 @@ class Controls(Protocol):
     async def pool(self, blocks: int) -> None: ...
     async def load_adapter(self, name: str, folder: str) -> dict[str, Any]: ...
     async def unload_adapter(self, name: str) -> None: ...
+    async def tier(self, disk: str | None) -> None: ...
     async def cache_reset(self) -> None: ...
 
 
@@ -86,6 +87,7 @@ class AdminDoor:
         route("POST", "/admin/adapters/{name:.+}", self._answer(self._load_adapter))
         route("DELETE", "/admin/adapters/{name:.+}", self._answer(self._unload_adapter))
         route("POST", "/admin/pool", self._answer(self._pool))
+        route("POST", "/admin/tier", self._answer(self._tier))
         route("POST", "/admin/cache/reset", self._answer(lambda _: self._controls.cache_reset()))
         return application
 
@@ -93,7 +95,7 @@ class AdminDoor:
     async def _guard(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").encode()
+        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
         if not hmac.compare_digest(given, self._expected):
             return _error(ApiError(401, "unauthorized", "the admin door needs its bearer token"))
         try:
@@ -142,7 +144,9 @@ class AdminDoor:
         phase = body.get("phase")
         if not isinstance(phase, str):
             raise ValueError("phase: one of queued, admitted, prefill:k, transfer:k, decode:n")
-        return {"hold_id": await self._controls.hold(phase, body.get("request"), body.get("worker"))}
+        of = None if body.get("request") is None else _text("request", body["request"])
+        worker = None if body.get("worker") is None else _integer(body, "worker")
+        return {"hold_id": await self._controls.hold(phase, of, worker)}
 
     async def _held(self, request: web.Request) -> dict[str, Any]:
         timeout = min(_number("timeout", request.query.get("timeout", "0"), float), MAX_HOLD_WAIT_S)
@@ -154,11 +158,20 @@ class AdminDoor:
     async def _pool(self, request: web.Request) -> None:
         await self._controls.pool(_integer(await _body(request), "blocks"))
 
+    async def _tier(self, request: web.Request) -> None:
+        body = await _body(request)
+        if body.keys() != {"disk"}:
+            given = ascii(", ".join(body)[:80]) if body else "nothing"
+            raise ValueError(f"disk: full, corrupt, or null to heal it, and no more; given is {given}")
+        disk = body["disk"]
+        await self._controls.tier(None if disk is None else _text("disk", disk))
+
     async def _load_adapter(self, request: web.Request) -> dict[str, Any]:
         path = (await _body(request)).get("path")
         if not isinstance(path, str) or not path:
             raise ValueError(f"path: the adapter's PEFT folder is needed, not {path!r}")
-        return await self._controls.load_adapter(request.match_info["name"], path)
+        name = _text("the adapter's name", request.match_info["name"])
+        return await self._controls.load_adapter(name, _text("path", path))
 
     async def _unload_adapter(self, request: web.Request) -> None:
         await self._controls.unload_adapter(request.match_info["name"])
@@ -172,7 +185,7 @@ class AdminDoor:
 async def _body(request: web.Request) -> dict[str, Any]:
     try:
         body = json.loads(await request.read() or b"{}")
-    except ValueError as error:
+    except (ValueError, web.RequestPayloadError) as error:
         raise ValueError(f"the body is not JSON: {error}") from error
     except RecursionError as error:
         raise ValueError("the body is nested too deeply") from error
@@ -187,6 +200,17 @@ def _integer(body: dict[str, Any], key: str) -> int:
         raise ValueError(f"{key}: a whole number is needed, not {value!r}")
     if abs(value) > MOST:
         raise ValueError(f"{key}: at most {MOST}")
+    return value
+
+
+def _text(name: str, value: Any) -> str:
+    """Text that can be sent to a worker; a lone surrogate has no UTF-8 form."""
+    if not isinstance(value, str):
+        raise ValueError(f"{name}: text is needed, not {value!r}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name}: it is not Unicode text") from None
     return value
 
 

@@ -14,7 +14,8 @@ _NOBODY_S = {"adapter_unavailable": 2, "no_worker": 2}
 
 
 class ApiError(Exception):
-    """An answer that is no success. ``retry_after`` in seconds goes into the Retry-After header."""
+    """An answer that is no success. ``retry_after`` in seconds goes into the Retry-After header; with one it
+    is ``retriable``, unless that is said."""
 
     def __init__(
         self,
@@ -32,7 +33,7 @@ class ApiError(Exception):
         self.message = message
         self.param = param
         self.retry_after = retry_after
-        self.retriable = retriable
+        self.retriable = True if retriable is None and retry_after is not None else retriable
 
     def body(self) -> dict[str, Any]:
         kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")

@@ -3,12 +3,16 @@ virtual time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from engine.api.answers import dump
 from engine.api.errors import ApiError
+
+log = logging.getLogger(__name__)
 
 Headers = tuple[tuple[str, str], ...]
 Abort = Callable[[], None]
@@ -50,3 +54,15 @@ def answer_error(sink: Sink, error: ApiError, headers: Headers = ()) -> None:
     if error.retry_after is not None:
         headers = (*headers, ("Retry-After", str(error.retry_after)))
     answer_json(sink, error.body(), error.status, headers)
+
+
+@contextmanager
+def answering(request: ApiRequest, sink: Sink, headers: Headers) -> Iterator[None]:
+    """Whatever goes wrong is the answer: one request ends, never the process (ENGINE E2)."""
+    try:
+        yield
+    except ApiError as error:
+        answer_error(sink, error, headers)
+    except Exception:
+        log.exception("%s %s failed", request.method, request.path)
+        answer_error(sink, ApiError(500, "internal_error", "internal error"), headers)

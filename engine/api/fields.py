@@ -38,8 +38,22 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "documents": ([],),
     "truncate_prompt_tokens": (),
+    "add_special_tokens": (False,),
     "skip_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
+    "no_stop_trim": (False,),
+    "stop_regex": (),
+    "return_tokens_as_token_ids": (False,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+    "guided_whitespace_pattern": (),
+    "regex": (),
+    "ebnf": (),
+    "json_schema": (),
+    "lora_path": (),
+    "logits_processors": ([],),
+    "vllm_xargs": ({},),
+    "custom_logit_processor": (),
 }
 
 _Count = Annotated[int, Field(ge=1)]
@@ -62,6 +76,7 @@ class Common(BaseModel):
 
     model: str
     max_tokens: _Count | None = None
+    max_completion_tokens: _Count | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     best_of: int | None = None
@@ -99,7 +114,6 @@ _Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1)]
 
 class Chat(Common):
     messages: _Messages
-    max_completion_tokens: _Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 

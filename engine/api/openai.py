@@ -52,12 +52,10 @@ class Call:
 def parse_chat(body: bytes) -> Call:
     """The body of /v1/chat/completions. Raises ApiError 400."""
     data = _validated(Chat, body)
-    if data.max_tokens is not None and data.max_completion_tokens not in (None, data.max_tokens):
-        raise invalid("max_tokens and max_completion_tokens differ", "max_tokens")
     if data.top_logprobs and not data.logprobs:
         raise invalid(f"top_logprobs={data.top_logprobs} needs logprobs=true", "top_logprobs")
     top = (data.top_logprobs or 0) if data.logprobs else None
-    return _call(data, _messages(data.messages), True, data.max_completion_tokens or data.max_tokens, top)
+    return _call(data, _messages(data.messages), True, top)
 
 
 def parse_completion(body: bytes) -> Call:
@@ -67,7 +65,7 @@ def parse_completion(body: bytes) -> Call:
     if top not in (None, 0):
         said = "is for chat; completions take the number in logprobs"
         raise invalid(f"top_logprobs={_short(top)} {said}", "top_logprobs", code="unsupported_parameter")
-    return _call(data, _one_prompt(data.prompt), False, data.max_tokens, data.logprobs)
+    return _call(data, _one_prompt(data.prompt), False, data.logprobs)
 
 
 def parse_tokenize(body: bytes) -> Prompt:
@@ -104,12 +102,20 @@ def _validated(kind: type[_Body], body: bytes) -> _Body:
 def _fault(error: ValidationError) -> tuple[list[str | int], str]:
     """Place and message of the first error. A value that may be of several kinds has one for each: that
     counts which found most of it right, as ``[7, -1]`` is a list of ids rather than a text."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)
+    found = error.errors(include_url=False, include_context=False)
     first = found[0]["loc"]
     kind = next((at for at, step in enumerate(first) if _is_kind(step)), len(first))
-    places = [(each["loc"], each["msg"]) for each in found if each["loc"][:kind] == first[:kind]]
-    place, message = max(places, key=lambda each: _right(each[0]))
-    return [step for step in place if not _is_kind(step)], message
+    same = [each for each in found if each["loc"][:kind] == first[:kind]]
+    deepest = max(same, key=lambda each: _right(each["loc"]))
+    place = [step for step in deepest["loc"] if not _is_kind(step)]
+    return place, deepest["msg"] + _not(deepest["input"])
+
+
+def _not(value: Any) -> str:
+    """What was given instead, where that is one value and no list or object."""
+    if isinstance(value, list | dict):
+        return ""
+    return f", not {_short(value[:100] if isinstance(value, str) else value)}"
 
 
 def _is_kind(step: str | int) -> bool:
@@ -136,8 +142,8 @@ def _short(value: Any) -> str:
     return json.dumps(value)[:100]
 
 
-def _call(data: Common, prompt: Prompt, chat: bool, max_tokens: int | None, logprobs: int | None) -> Call:
-    options = data.stream_options
+def _call(data: Common, prompt: Prompt, chat: bool, logprobs: int | None) -> Call:
+    options, max_tokens = data.stream_options, _max_tokens(data)
     return Call(
         prompt,
         chat,
@@ -153,6 +159,13 @@ def _call(data: Common, prompt: Prompt, chat: bool, max_tokens: int | None, logp
         data.cache_salt,
         data.prompt_cache_retention,
     )
+
+
+def _max_tokens(data: Common) -> int | None:
+    """The most tokens of output, by whichever name they came."""
+    if data.max_tokens is not None and data.max_completion_tokens not in (None, data.max_tokens):
+        raise invalid("max_tokens and max_completion_tokens differ", "max_tokens")
+    return data.max_completion_tokens or data.max_tokens
 
 
 def _messages(messages: list[Message]) -> Prompt:

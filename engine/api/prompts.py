@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.api.errors import ApiError
+from engine.api.errors import ApiError, invalid
 from engine.api.openai import Prompt
 from engine.model.chat import text_of
 from engine.model.tokenizer import Tokenizer
@@ -18,15 +18,22 @@ from engine.request import Tokens
 def tokenise(tokenizer: Tokenizer, prompt: Prompt) -> Tokens[int]:
     """Ids of a prompt. Raises ApiError 400 for ids outside the vocabulary, messages that the chat
     template refuses, and prompts without tokens."""
-    if prompt.ids is not None:
-        ids = prompt.ids
-        if (largest := max(ids)) >= tokenizer.vocabulary:
-            raise _invalid(f"prompt: id {largest} is not below {tokenizer.vocabulary}, the vocabulary")
-        return ids
-    ids = array("I", _encoded(tokenizer, rendered(tokenizer, prompt)))
-    if not ids:
-        raise _invalid("the prompt has no tokens")
+    ids = prompt.ids
+    if ids is None:
+        ids = array("I", _encoded(tokenizer, rendered(tokenizer, prompt)))
+        if not ids:
+            raise _invalid("the prompt has no tokens")
+    if (largest := max(ids)) >= tokenizer.vocabulary:
+        raise _invalid(f"prompt: id {largest} is not below {tokenizer.vocabulary}, the model's vocabulary")
     return ids
+
+
+def check_salt(salt: str | None) -> None:
+    """Raises ApiError 400 for text that has no UTF-8 form: no namespace could be made of it."""
+    try:
+        (salt or "").encode()
+    except UnicodeEncodeError:
+        raise invalid("cache_salt: it is not Unicode text", "cache_salt") from None
 
 
 def rendered(tokenizer: Tokenizer, prompt: Prompt) -> str:

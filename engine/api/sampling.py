@@ -87,7 +87,7 @@ def _biases(given: dict[str, Any]) -> tuple[Bias, ...]:
     """OpenAI's form: token ids as text, each with -100 to 100."""
     if len(given) > MAX_BIASES:
         raise invalid(f"logit_bias: at most {MAX_BIASES} tokens, not {len(given)}", "logit_bias")
-    biases = []
+    biases: dict[int, Bias] = {}
     for token, value in given.items():
         if not (token.isascii() and token.isdigit() and len(token) <= 10):
             raise invalid(f"logit_bias: {token[:20]!r} is no token id", "logit_bias")
@@ -97,8 +97,10 @@ def _biases(given: dict[str, Any]) -> tuple[Bias, ...]:
                 f"logit_bias: {token} takes -{MAX_BIAS} to {MAX_BIAS}, not {json.dumps(value)[:20]}",
                 "logit_bias",
             )
-        biases.append(Bias(int(token), float(value)))
-    return tuple(biases)
+        if int(token) in biases:
+            raise invalid(f"logit_bias: token {int(token)} is there twice, as {token!r} too", "logit_bias")
+        biases[int(token)] = Bias(int(token), float(value))
+    return tuple(biases.values())
 
 
 def _schema(data: Common) -> str | None:

@@ -77,13 +77,28 @@ async def _send(request: web.Request, outbox: _Outbox, stall_s: float) -> web.St
     return response
 
 
+async def _body(request: web.Request) -> bytes:
+    """All of it, unpacked if it came packed. Raises ApiError."""
+    too_large = ApiError(413, "body_too_large", f"the body is longer than {MAX_BODY} bytes")
+    if (request.content_length or 0) > MAX_BODY:
+        raise too_large
+    try:
+        return await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        raise too_large from None
+    except web.RequestPayloadError as error:
+        raise ApiError(
+            400, "invalid_body", f"the body cannot be read: {' '.join(str(error).split())}"
+        ) from error
+
+
 def _application(service: Service, stall_s: float) -> web.Application:
     async def handle(request: web.Request) -> web.StreamResponse:
         try:
-            body = await request.read()
-        except web.HTTPRequestEntityTooLarge:
-            error = ApiError(413, "body_too_large", f"the body is longer than {MAX_BODY} bytes")
-            return web.Response(status=413, body=dump(error.body()), content_type="application/json")
+            body = await _body(request)
+        except ApiError as error:
+            content = dump(error.body())
+            return web.Response(status=error.status, body=content, content_type="application/json")
         headers = {name.lower(): value for name, value in request.headers.items()}
         outbox = _Outbox()
         abort = service.handle(ApiRequest(request.method, request.path, headers, body), outbox)

@@ -16,10 +16,10 @@ from typing import Any, Protocol
 
 from engine.api import openai, sampling
 from engine.api.errors import ApiError, invalid, of_rejected
-from engine.api.exchange import Abort, ApiRequest, Sink, answer_bytes, answer_error, answer_json
+from engine.api.exchange import Abort, ApiRequest, Sink, answer_bytes, answer_json, answering
 from engine.api.generation import Generation, Stamps
 from engine.api.headers import check_text, deadline_of, echo, tenant
-from engine.api.prompts import components, tokenise
+from engine.api.prompts import Component, check_salt, components, tokenise
 from engine.config import CostModel, EngineConfig
 from engine.fleet.backend import Ask, Backend, Rejected
 from engine.model.grammar import Schemas
@@ -94,17 +94,11 @@ class Service:
 
     def handle(self, request: ApiRequest, sink: Sink) -> Abort:
         """Begin to answer on ``sink``; returns what to call when the client goes away."""
-        try:
+        abort: Abort | None = None
+        with answering(request, sink, echo(request)):
             check_text(request.headers)
             abort = self._route(request)(request, sink)
-        except ApiError as error:
-            answer_error(sink, error, echo(request))
-        except Exception:  # E2: one request ends, never the process
-            log.exception("%s %s failed", request.method, request.path)
-            answer_error(sink, ApiError(500, "internal_error", "internal error"), echo(request))
-        else:
-            return abort or _nothing
-        return _nothing
+        return abort or _nothing
 
     def _route(self, request: ApiRequest) -> Callable[[ApiRequest, Sink], Abort | None]:
         found = self._routes.get((request.method, request.path))
@@ -152,7 +146,7 @@ class Service:
         refused before the prompt is tokenised."""
         adapter = self._adapter(call.model)
         sampling.check_ids(call.sampling, self._tokenizer.vocabulary)
-        _check_salt(call.cache_salt)
+        check_salt(call.cache_salt)
         deadline = deadline_of(request.headers)
         class_, payer = request.headers.get("x-headrace-class", DEFAULT_CLASS), tenant(request.headers)
         try:
@@ -247,7 +241,23 @@ class Service:
         answer_json(sink, {"object": "list", "data": models})
 
     def _tokenize(self, request: ApiRequest, sink: Sink) -> None:
-        ids, found = components(self._tokenizer, openai.parse_tokenize(request.body))
+        prompt = openai.parse_tokenize(request.body)
+        if self._executor is not None and len(request.body) >= OFF_LOOP_BYTES:
+            self._spawn(self._tokenize_aside(self._executor, request, sink, prompt))
+        else:
+            self._tell_tokens(request, sink, *components(self._tokenizer, prompt))
+
+    async def _tokenize_aside(
+        self, executor: Executor, request: ApiRequest, sink: Sink, prompt: openai.Prompt
+    ) -> None:
+        with answering(request, sink, echo(request)):
+            loop = asyncio.get_running_loop()
+            found = await loop.run_in_executor(executor, components, self._tokenizer, prompt)
+            self._tell_tokens(request, sink, *found)
+
+    def _tell_tokens(
+        self, request: ApiRequest, sink: Sink, ids: Tokens[int], found: Sequence[Component]
+    ) -> None:
         digests = self._front.digests(ids, tenant(request.headers))
         answer_json(
             sink,
@@ -286,11 +296,3 @@ def _failing(generation: Generation) -> Iterator[None]:
     except Exception:
         log.exception("tokenising failed")
         generation.fail(ApiError(500, "internal_error", "the prompt could not be tokenised"))
-
-
-def _check_salt(salt: str | None) -> None:
-    """Raises ApiError 400 for text that has no UTF-8 form: no namespace could be made of it."""
-    try:
-        (salt or "").encode()
-    except UnicodeEncodeError:
-        raise invalid("cache_salt: it is not Unicode text", "cache_salt") from None

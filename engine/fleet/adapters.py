@@ -6,14 +6,14 @@ the workers until the last request that began with it has ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from engine import messages as m
 from engine.config import EngineConfig
 from engine.fleet.backend import Rejected
-from engine.model import read_adapter
+from engine.model import admit_adapter, read_adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,8 @@ class Adapter:
     folder: str
     rank: int
     targets: tuple[str, ...]
+    weights: int = 0
+    """Numbers that it takes while it is resident."""
 
     def plain(self) -> dict[str, Any]:
         """As the admin door answers."""
@@ -46,6 +48,8 @@ class Adapters:
         self._named: dict[str, Adapter] = {}
         self._folders: dict[str, str] = {}
         """By digest: all that a worker must know, named or still in use."""
+        self._weights: dict[str, int] = {}
+        """Of the same."""
         self._unnamed: set[str] = set()
         """Those of ``_folders`` that no name stands for any more."""
         self._said: dict[int, dict[str, m.AdapterState]] = {}
@@ -64,6 +68,10 @@ class Adapters:
         if adapter is None:
             raise unknown(name, self._model, self.names)
         return adapter.digest
+
+    def sizes(self) -> dict[str, int]:
+        """Of all content that may be resident, by digest: how many numbers it is."""
+        return dict(self._weights)
 
     def put(self, adapter: Adapter) -> None:
         """Register it, in place of what had its name. Raises ValueError if the model has that name."""
@@ -86,12 +94,13 @@ class Adapters:
         """Let workers drop the content that has no name any more and no request (``in_use``)."""
         for digest in sorted(self._unnamed - set(in_use())) if self._unnamed else ():
             self._unnamed.remove(digest)
-            del self._folders[digest]
+            del self._folders[digest], self._weights[digest]
             self._tell(m.UnloadAdapter(digest))
 
     def _keep(self, adapter: Adapter) -> None:
         self._unnamed.discard(adapter.digest)
         self._folders[adapter.digest] = adapter.folder
+        self._weights[adapter.digest] = adapter.weights
         self._tell(m.LoadAdapter(adapter.digest, adapter.folder))
 
     def _part(self, adapter: Adapter) -> None:
@@ -140,10 +149,14 @@ class Adapters:
         ]
 
 
-def read(config: EngineConfig, name: str, folder: str) -> Adapter:
-    """The adapter in a PEFT folder, checked against the model. Raises ModelError."""
+def read(config: EngineConfig, name: str, folder: str, beside: Mapping[str, int] | None = None) -> Adapter:
+    """The adapter in a PEFT folder, checked against the model, and against the memory that those ``beside``
+    it leave (``Adapters.sizes``; None: not at all). Raises ModelError."""
     found = read_adapter(config, folder)
-    return Adapter(name, found.digest, found.folder, found.rank, found.targets)
+    if beside is not None:
+        others = [weights for digest, weights in beside.items() if digest != found.digest]
+        admit_adapter(config, [*others, found.weights], name)
+    return Adapter(name, found.digest, found.folder, found.rank, found.targets, found.weights)
 
 
 def unknown(name: str, model: str, adapters: Collection[str]) -> Rejected:

@@ -28,7 +28,8 @@ class Charges:
     def settled(self, run: Run, truth: WorkerTruth | None) -> None:
         """The attempt is over and still in the ledger; without a worker's truth, what the ledger saw counts.
         What was charged and not computed is given back."""
-        here = truth.computed if truth is not None else run.to_compute - self._ledger.left(run.key)
+        seen = max(0, run.to_compute - self._ledger.left(run.key))  # loads are in the ledger too
+        here = truth.computed if truth is not None else seen
         run.computed = max(run.computed, here)
         self._queue.charge(run.entry.tenant, uncached=run.computed - run.charged)
         run.charged = run.computed

@@ -14,13 +14,16 @@ from contextlib import closing
 from engine.config import EngineConfig
 from engine.fleet.charges import Charges
 from engine.fleet.health import WorkerHealth
-from engine.fleet.index import EventIndex, PredictedIndex
+from engine.fleet.index import EventIndex
 from engine.fleet.ledger import Ledger, Reservation
 from engine.fleet.misses import facts_at
+from engine.fleet.predicted import PredictedIndex
+from engine.fleet.restoring import Restoring
 from engine.fleet.room import Room
 from engine.fleet.router import ROUTINGS, Candidate, Choice, Overlap, Query, Setting
 from engine.fleet.run import Run, Stage
 from engine.fleet.sessions import Sessions
+from engine.messages import Load
 from engine.request import Request, WorkerTruth
 from engine.runner.cost import stay
 from engine.sched.fairness import Caps
@@ -31,6 +34,8 @@ LOOK_AHEAD = 64
 """F29: so many of the queue choose again when a worker stops being full."""
 PREDICTED_NS = 2_000_000_000
 """F31: a prediction stays until first token + 2 s."""
+NOTHING = Overlap()
+NO_RUNS = (0, 0, 0)
 
 
 class Dispatcher:
@@ -48,7 +53,7 @@ class Dispatcher:
         self.rates = Rates(config)
         self.outputs = OutputLengths()
         self.health = health
-        self.room = Room(config, health, self.ledger, self.rates, self.outputs, self.hit_tokens)
+        self.room = Room(config, health, self.ledger, self.rates, self.outputs, self.new_tokens)
         self.on_worker, self.refusing = self.room.on_worker, self.room.refusing
         self._sessions = Sessions()
         self.load_seconds: Callable[[int, str | None], float] = lambda worker, adapter: 0.0
@@ -73,14 +78,42 @@ class Dispatcher:
         )
 
     def hit_tokens(self, request: Request, worker: int) -> int:
-        """Prompt tokens expected from the worker's cache: the longer of both indexes' runs, by E17."""
-        blocks = min(self._run_blocks(request, worker), (len(request.tokens) - 1) // self.block_size)
-        return blocks * self.block_size
+        """Prompt tokens expected from the worker's cache, in whatever tier it pays to load them from."""
+        return self.overlap(request, worker)[0].blocks * self.block_size
+
+    def new_tokens(self, request: Request, worker: int) -> int:
+        """F21's ``new``: what the worker is kept busy for, loads counted as prompt tokens."""
+        _, worth = self.overlap(request, worker)
+        return max(round(len(request.tokens) - worth * self.block_size), 1)
+
+    def overlap(self, request: Request, worker: int) -> tuple[Overlap, float]:
+        """What the worker will read from cache by E17, and what that is worth in blocks: on the device the
+        longer of both indexes' runs (F31), below it what the events say."""
+        return self._expected(request, worker, self.events.runs(request.digests, worker))
+
+    def _expected(self, request: Request, worker: int, runs: tuple[int, int, int]) -> tuple[Overlap, float]:
+        predicted = self.predicted.run(request.digests, worker)
+        if not (predicted or runs[2]) or not self.config.cache.enabled:
+            return NOTHING, 0.0
+        most = (len(request.tokens) - 1) // self.block_size
+        device = min(max(runs[0], predicted), most)
+        host = min(max(runs[1], device), most)
+        disk = min(max(runs[2], host), most)
+        have = Overlap(device, host - device, disk - host)
+        return self._restoring(worker).worth(have) if disk > device else (have, float(device))
+
+    def _restoring(self, worker: int) -> Restoring:
+        hello, heartbeat = self.health[worker].hello, self.health[worker].heartbeat
+        block_bytes = hello.block_bytes if hello else 0
+        factors = (heartbeat.load if heartbeat else Load()).factors
+        return Restoring(self.config.cost, self.config.cache.tiers, self.block_size, block_bytes, factors)
 
     def best_hit(self, request: Request, now: int) -> int:
         """The longest hit in the fleet, in tokens."""
         workers = [worker for worker, health in self.health.items() if health.selectable(now)]
-        return max((self.hit_tokens(request, worker) for worker in workers), default=0)
+        runs = self.events.all_runs(request.digests)
+        hits = (self._expected(request, worker, runs.get(worker, NO_RUNS))[0].blocks for worker in workers)
+        return max(hits, default=0) * self.block_size
 
     def candidates(self, run: Run, now: int) -> list[int]:
         """F20: workers that may be chosen for this request, full ones included."""
@@ -172,7 +205,8 @@ class Dispatcher:
             waits_for=run.waits_for,
             retry=run.failures > 0,
         )
-        candidates = [self._candidate(run, worker) for worker in workers]
+        runs = self.events.all_runs(run.request.digests)
+        candidates = [self._candidate(run, worker, runs.get(worker, NO_RUNS)) for worker in workers]
         return self._routing(query, candidates, dataclasses.replace(self._setting, last=self._last))
 
     def bind(self, run: Run, choice: Choice, now: int) -> Request:
@@ -193,7 +227,7 @@ class Dispatcher:
             health.step_at = now
         self.on_worker[worker][run.id] = run
         self.caps.starts(run.entry)
-        self.charges.admitted(run, prefill)
+        self.charges.admitted(run, max(len(run.request.tokens) - choice.predicted_hit, 1))
         health.breaker.sent()
         self._last = worker
         self._sessions.remember(run.ask.session, worker, health.incarnation)
@@ -222,9 +256,10 @@ class Dispatcher:
         """Affinity is void after an ejection or a new epoch (F24)."""
         self._sessions.forget(worker)
 
-    def _candidate(self, run: Run, worker: int) -> Candidate:
+    def _candidate(self, run: Run, worker: int, runs: tuple[int, int, int]) -> Candidate:
         load = self.ledger.load(worker)
         requests, prefill, decode = self.ledger.waiting(worker)
+        overlap, worth = self._expected(run.request, worker, runs)
         return Candidate(
             worker,
             prefill=load.prefill + prefill + self._loading(run.request, worker),
@@ -232,19 +267,16 @@ class Dispatcher:
             requests=load.requests + requests,
             running=load.running,
             contexts=load.contexts,
-            overlap=Overlap(device=self._run_blocks(run.request, worker)),
+            overlap=overlap,
+            worth=worth,
         )
 
     def _loading(self, request: Request, worker: int) -> int:
         """Tokens that would be prefilled there while its adapter is loaded (F21)."""
+        if request.adapter is None:
+            return 0
         cost, chunk = self._setting.cost, self._setting.chunk
         return round(self.load_seconds(worker, request.adapter) * chunk / (cost.a + cost.b * chunk))
-
-    def _run_blocks(self, request: Request, worker: int) -> int:
-        if not self.config.cache.enabled:
-            return 0
-        digests = request.digests
-        return max(self.events.run(digests, worker), self.predicted.run(digests, worker))
 
     def _session_worker(self, run: Run) -> int | None:
         last = self._sessions.last(run.ask.session)

@@ -23,6 +23,7 @@ from engine.fleet import report
 from engine.fleet.adapters import read
 from engine.fleet.audits import Audits
 from engine.fleet.backend import Ask, Ended, Listener, WorkerPool
+from engine.fleet.breaking import disk_fault
 from engine.fleet.controls import changed, effective
 from engine.fleet.door import Identity
 from engine.fleet.gateway import Gateway
@@ -58,6 +59,7 @@ class Fleet:
         self._clock = clock
         self._process_metrics = process_metrics
         self._executor = executor
+        self._registering = asyncio.Lock()
         self._listeners: dict[int, Listener] = {}
         self._performing = False
         self._timer: asyncio.TimerHandle | None = None
@@ -202,19 +204,25 @@ class Fleet:
             raise ValueError(f"blocks: {blocks} is less than 0")
         self._tell_all(m.Ballast(blocks))
 
+    async def tier(self, disk: str | None) -> None:
+        """From now on every worker's disk tier is ``full`` or ``corrupt``; None heals it."""
+        self.gateway.break_disk(disk_fault(self.gateway.config, disk))
+        self._perform()
+
     async def cache_reset(self) -> None:
         """Every worker drops its cached blocks; a new epoch begins."""
         self._tell_all(m.Clear())
 
     async def load_adapter(self, name: str, folder: str) -> dict[str, Any]:
         """Register the LoRA adapter in a PEFT folder, in place of what had this name (E39); requests that
-        began with that keep it. Raises ModelError saying what does not fit."""
-        reading = partial(read, self.gateway.config, name, folder)
-        if self._executor is None:
-            adapter = reading()
-        else:
-            adapter = await asyncio.get_running_loop().run_in_executor(self._executor, reading)
-        self.gateway.adapters.put(adapter)
+        began with that keep it. Raises ModelError saying what does not fit, to the model or into memory."""
+        async with self._registering:  # the next one must see what this one takes
+            reading = partial(read, self.gateway.config, name, folder, self.gateway.adapters.sizes())
+            if self._executor is None:
+                adapter = reading()
+            else:
+                adapter = await asyncio.get_running_loop().run_in_executor(self._executor, reading)
+            self.gateway.adapters.put(adapter)
         self._settle_adapters()
         return adapter.plain()
 

@@ -56,6 +56,8 @@ class Gateway:
         self.breakpoints = Breakpoints(self.holds, self.health, self.dispatcher, self.lives, self._timers)
         self.rotation = Rotation(self.health, self.dispatcher, self.lives, self._timers, meter)
         self._overrides: dict[str, Any] = {}
+        self.disk_fault: m.DiskFault | None = None
+        """What is wrong with the workers' disks, those of later incarnations too."""
         self._handlers: dict[type[Any], Callable[[int, Any, int], None]] = {
             m.Hello: self._on_hello,
             m.Heartbeat: self.rotation.heartbeat,
@@ -176,6 +178,11 @@ class Gateway:
             self.dispatcher.unbind(run, now, failed=True)
         self.lives.end(run, Finish.ERROR, now, None, code, message)
 
+    def break_disk(self, fault: m.DiskFault | None) -> None:
+        """Let the workers' disk tiers fail so; None heals them."""
+        self.disk_fault = fault
+        self.broadcast(m.BreakDisk(fault))
+
     def broadcast(self, message: m.ToWorker) -> None:
         for worker in self.health:
             self.lives.send(worker, message)
@@ -207,6 +214,8 @@ class Gateway:
             self.lives.send(worker, message)
         if self._overrides:
             self.lives.send(worker, m.Configure(dict(self._overrides)))
+        if self.disk_fault is not None:
+            self.lives.send(worker, m.BreakDisk(self.disk_fault))
         self.breakpoints.introduce(worker)
 
     def _on_tokens(self, worker: int, message: m.TokensOut, now: int) -> None:

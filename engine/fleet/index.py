@@ -1,21 +1,23 @@
 """Where blocks are: digest -> workers, from KV events and from our own dispatches (FLEET F30-F33).
 
-Worker sets are integers used as bit masks. A digest carries its whole chain, so the map is flat; holes
-are possible all the same (a block may outlive its parent), so the event index keeps per digest besides
-``holders`` the mask ``reach``: w's bit is set iff w holds the whole run from the root up to here.
-Along a prompt reach only shrinks, which is what lets a bisection find the end of a run.
+Sets of (worker, tier) are integers used as bit masks, three bits a worker. A digest carries its whole chain,
+so the map is flat; holes are possible all the same (a block may outlive its parent), so the event index keeps
+per digest besides ``holders`` the mask ``reach``, by levels: level 0 is the device, level 1 the device and
+the host, level 2 these and the disk. w's bit of a level is set iff w holds the whole run from the root up to
+here on it. Along a prompt reach only shrinks, which is what lets a bisection find the end of a run.
 
-    root <- D0 <- D1 <- D2 <- D3         W0 holds D0 D1 D3, W1 holds D0 D1 D2
-    holders     01   11   10   01        (bits: W1 W0)
-    reach       11   11   10   00        W0's run ends before the hole at D2
+    root <- D0 <- D1 <- D2 <- D3         W0 holds D0 D1 D3 on its device, D2 in its host
+    holders     001  001  010  001       (bits: disk, host, device)
+    reach       111  111  110  110       W0's run ends before D2 on the device, and after D3 with the host
 
-About 450 bytes a key (16-byte digest, node, child set).
+About 580 bytes a key (16-byte digest, node, child set), in however many tiers it lies, and 45 for each
+further worker that holds it.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from engine.messages import KvEvents
 from engine.request import MissReason
@@ -23,6 +25,13 @@ from engine.request import MissReason
 MAX_ROOTS = 65_536
 MAX_LOST = 262_144
 """Digests remembered as lost; the oldest losses are forgotten first."""
+TIERS = ("device", "host", "disk")
+"""From the fastest; what lies in one reaches on its level and on those behind it."""
+_WIDTH = len(TIERS)
+_ALL = (1 << _WIDTH) - 1
+_TIER_BITS: Mapping[str, int] = {tier: 1 << number for number, tier in enumerate(TIERS)}
+_COVERED = tuple(_ALL & -(held & -held) for held in range(1 << _WIDTH))
+"""Tiers that hold a block -> levels that have it: from the fastest of these tiers on."""
 _LOSSES = {
     "ttl": MissReason.EVICTED_TTL,
     "capacity": MissReason.EVICTED_CAPACITY,
@@ -58,9 +67,10 @@ class EventIndex:
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def keys(self, worker: int) -> frozenset[bytes]:
-        """All digests that a worker holds."""
-        return frozenset(self._held.get(worker, ()))
+    def keys(self, worker: int, tier: str = "device") -> frozenset[bytes]:
+        """All digests that a worker holds there."""
+        bit = mask(worker, tier)
+        return frozenset(d for d in self._held.get(worker, ()) if self._nodes[d].holders & bit)
 
     def know_root(self, root: bytes) -> None:
         """Digest -1 of a chain: it is no block, and every worker has it."""
@@ -83,14 +93,15 @@ class EventIndex:
             self._forget(worker)
         self._epochs[worker] = (batch.epoch, batch.seq)
         for event in batch.events:
-            if event.tier != "device":
-                continue  # what lies below is nearer than elsewhere, but no hit yet
-            if event.kind == "stored":
-                self._stored(worker, event.digests, event.parent)
-            elif event.kind == "removed":
-                self._removed(worker, event.digests, _LOSSES.get(event.cause or ""))
-            else:
+            tier = _TIER_BITS.get(event.tier)
+            if event.kind == "cleared":
                 self._forget(worker, lost=True)
+            elif tier is None:
+                continue  # of a place that gives no credit
+            elif event.kind == "stored":
+                self._stored(worker, event.digests, event.parent, tier)
+            elif event.kind == "removed":
+                self._removed(worker, event.digests, tier, _LOSSES.get(event.cause or ""))
         return begun
 
     def begin(self, worker: int, epoch: int) -> bool:
@@ -109,53 +120,108 @@ class EventIndex:
         self._departed[worker] = max(epoch, self._departed.get(worker, -1))
 
     def run(self, digests: Sequence[bytes], worker: int) -> int:
-        """How many leading digests the worker holds without a hole. O(log n)."""
-        bit, nodes = 1 << worker, self._nodes
+        """How many leading digests the worker's device holds without a hole. O(log n)."""
+        return self.runs(digests, worker)[0]
 
-        def reached(digest: bytes) -> bool:
-            node = nodes.get(digest)
-            return node is not None and bool(node.reach & bit)
+    def runs(self, digests: Sequence[bytes], worker: int) -> tuple[int, int, int]:
+        """How many leading digests it holds without a hole on the device, there and in the host, and in all
+        tiers. O(log n)."""
+        longest = self._run(digests, len(digests), mask(worker, "disk"))
+        if not longest:
+            return 0, 0, 0
+        last = self._nodes[digests[longest - 1]].reach >> worker * _WIDTH
+        host = longest if last & _TIER_BITS["host"] else self._run(digests, longest, mask(worker, "host"))
+        device = host if last & _TIER_BITS["device"] else self._run(digests, host, mask(worker, "device"))
+        return device, host, longest
 
-        return _run_length(digests, reached)
+    def all_runs(self, digests: Sequence[bytes]) -> dict[int, tuple[int, int, int]]:
+        """``runs`` of every worker that has any: one search for all, split where their runs end."""
+        found: dict[int, list[int]] = {}
+        for ending, end in self._ends(digests):
+            while ending:
+                lowest = ending & -ending
+                ending ^= lowest
+                worker, level = divmod(lowest.bit_length() - 1, _WIDTH)
+                found.setdefault(worker, [0] * _WIDTH)[level] = end
+        return {worker: (device, host, disk) for worker, (device, host, disk) in found.items()}
+
+    def _ends(self, digests: Sequence[bytes]) -> Iterator[tuple[int, int]]:
+        """The bits whose runs end before each block, from where the first do to where the last do."""
+        nodes = self._nodes
+        first = nodes.get(digests[0]) if digests else None
+        parts = [(first.reach, 1, len(digests))] if first is not None else []
+        while parts:
+            bits, low, high = parts.pop()
+            while bits and low < high:
+                middle = (low + high) // 2
+                node = nodes.get(digests[middle])
+                further = bits & node.reach if node is not None else 0
+                if further == bits:
+                    low = middle + 1
+                else:
+                    if further:
+                        parts.append((further, middle + 1, high))
+                        bits ^= further
+                    high = middle
+            if bits:
+                yield bits, low
+
+    def _run(self, digests: Sequence[bytes], most: int, level: int) -> int:
+        nodes = self._nodes
+        low, high = 0, most
+        while low < high:
+            middle = (low + high) // 2
+            node = nodes.get(digests[middle])
+            if node is not None and node.reach & level:
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
     def holders(self, digest: bytes) -> int:
-        """Mask of the workers that hold it."""
+        """Who holds it and where: bits as of ``mask``."""
         node = self._nodes.get(digest)
         return node.holders if node else 0
+
+    def all_holders(self, digests: Iterable[bytes]) -> list[int]:
+        """``holders`` of each."""
+        get = self._nodes.get
+        return [0 if (node := get(digest)) is None else node.holders for digest in digests]
 
     def why_lost(self, digest: bytes) -> MissReason | None:
         """What took it from the worker that lost it last: its life, its place, or its worker's epoch."""
         return self._lost.get(digest)
 
-    def _stored(self, worker: int, digests: Iterable[bytes], parent: bytes | None) -> None:
-        bit, held = 1 << worker, self._held.setdefault(worker, {})
-        above = parent
+    def _stored(self, worker: int, digests: Iterable[bytes], parent: bytes | None, tier: int) -> None:
+        bit, held = tier << worker * _WIDTH, self._held.setdefault(worker, {})
+        above, reach = parent, self._reach(parent, worker)
         for digest in digests:
             node = self._nodes.get(digest)
             if node is None:
                 node = self._nodes[digest] = _Node(above)
                 if above is not None and above not in self._roots:
                     self._children.setdefault(above, set()).add(digest)
-            node.holders |= bit
-            held[digest] = None
-            if self._reaches(above, bit):
-                self._raise(digest, bit)
-            above = digest
+            if not node.holders & bit:
+                node.holders |= bit
+                held[digest] = None
+                self._mend(digest, reach, worker)
+            above, reach = digest, node.reach >> worker * _WIDTH & _ALL
         if parent is not None and parent not in self._roots and parent not in self._nodes:
             self.orphans += 1
 
-    def _removed(self, worker: int, digests: Iterable[bytes], why: MissReason | None) -> None:
-        bit, held = 1 << worker, self._held.setdefault(worker, {})
+    def _removed(self, worker: int, digests: Iterable[bytes], tiers: int, why: MissReason | None) -> None:
+        shift, held = worker * _WIDTH, self._held.setdefault(worker, {})
         for digest in digests:
             node = self._nodes.get(digest)
-            if node is None:
+            if node is None or not node.holders & tiers << shift:
                 continue
-            if why is not None and node.holders & bit:
+            if why is not None:
                 self._lost[digest] = why
                 self._lost.move_to_end(digest)
-            held.pop(digest, None)
-            node.holders &= ~bit
-            self._lower(digest, bit)
+            node.holders &= ~(tiers << shift)
+            if not node.holders & _ALL << shift:
+                held.pop(digest, None)
+            self._mend(digest, self._reach(node.parent, worker), worker)
             if not node.holders:
                 self._drop(digest, node)
         while len(self._lost) > MAX_LOST:
@@ -169,90 +235,31 @@ class EventIndex:
             if not siblings and node.parent is not None:
                 del self._children[node.parent]
 
-    def _reaches(self, parent: bytes | None, bit: int) -> bool:
+    def _reach(self, parent: bytes | None, worker: int) -> int:
+        """The levels on which the worker's run comes as far as the parent."""
         if parent is None or parent in self._roots:
-            return True
+            return _ALL
         node = self._nodes.get(parent)
-        return node is not None and bool(node.reach & bit)
+        return node.reach >> worker * _WIDTH & _ALL if node is not None else 0
 
-    def _raise(self, start: bytes, bit: int) -> None:
-        stack = [start]
+    def _mend(self, start: bytes, above: int, worker: int) -> None:
+        """Let ``start``, whose parent reaches ``above``, and what hangs below it reach as far as they do."""
+        shift, stack = worker * _WIDTH, [(start, above)]
         while stack:
-            digest = stack.pop()
+            digest, above = stack.pop()
             node = self._nodes[digest]
-            if node.holders & bit and not node.reach & bit:
-                node.reach |= bit
-                stack.extend(self._children.get(digest, ()))
-
-    def _lower(self, start: bytes, bit: int) -> None:
-        stack = [start]
-        while stack:
-            digest = stack.pop()
-            node = self._nodes[digest]
-            if node.reach & bit:
-                node.reach &= ~bit
-                stack.extend(self._children.get(digest, ()))
+            reach = _COVERED[node.holders >> shift & _ALL] & above
+            changed = (node.reach >> shift & _ALL) ^ reach
+            if changed:
+                node.reach ^= changed << shift
+                stack.extend((child, reach) for child in self._children.get(digest, ()))
 
     def _forget(self, worker: int, lost: bool = False) -> None:
         digests = self._held.pop(worker, None)
-        if not digests:
-            return
-        self._removed(worker, digests, MissReason.WORKER_RESTARTED if lost else None)
+        if digests:
+            self._removed(worker, digests, _ALL, MissReason.WORKER_RESTARTED if lost else None)
 
 
-class PredictedIndex:
-    """What dispatched prompts will leave on their workers, until the events say it themselves (F31)."""
-
-    def __init__(self) -> None:
-        self._counts: dict[int, dict[bytes, int]] = {}
-        self._entries: dict[tuple[int, int], tuple[int, Sequence[bytes]]] = {}
-
-    def __len__(self) -> int:
-        return sum(len(counts) for counts in self._counts.values())
-
-    def enter(self, attempt: tuple[int, int], worker: int, digests: Sequence[bytes]) -> None:
-        """Attempts are (request id, attempt number)."""
-        counts = self._counts.setdefault(worker, {})
-        for digest in digests:
-            counts[digest] = counts.get(digest, 0) + 1
-        self._entries[attempt] = (worker, digests)
-
-    def leave(self, attempt: tuple[int, int]) -> None:
-        """Idempotent."""
-        entry = self._entries.pop(attempt, None)
-        if entry is None:
-            return
-        worker, digests = entry
-        counts = self._counts[worker]
-        for digest in digests:
-            if counts[digest] == 1:
-                del counts[digest]
-            else:
-                counts[digest] -= 1
-
-    def forget(self, worker: int) -> None:
-        """Its cache is gone, and with it what was to be there."""
-        self._counts.pop(worker, None)
-        for attempt in [a for a, (where, _) in self._entries.items() if where == worker]:
-            del self._entries[attempt]
-
-    def run(self, digests: Sequence[bytes], worker: int) -> int:
-        """Leading digests predicted on the worker. An entry is a whole prompt, so there are no holes."""
-        counts = self._counts.get(worker)
-        return _run_length(digests, counts.__contains__) if counts else 0
-
-    def elsewhere(self, digest: bytes, worker: int) -> bool:
-        """True if another worker is computing it."""
-        return any(digest in counts for other, counts in self._counts.items() if other != worker)
-
-
-def _run_length(digests: Sequence[bytes], present: Callable[[bytes], bool]) -> int:
-    """End of the leading run of ``present``, which must be true, then false: O(log n)."""
-    low, high = 0, len(digests)
-    while low < high:
-        middle = (low + high) // 2
-        if present(digests[middle]):
-            low = middle + 1
-        else:
-            high = middle
-    return low
+def mask(worker: int, *tiers: str) -> int:
+    """The bits of these of a worker's tiers; of all without any."""
+    return (sum(_TIER_BITS[tier] for tier in tiers) or _ALL) << worker * _WIDTH

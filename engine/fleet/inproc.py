@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from engine.config import EngineConfig
-from engine.messages import Failed, FromWorker, ToWorker
+from engine.kv.disk import break_disk
+from engine.messages import BreakDisk, Failed, FromWorker, ToWorker
 from engine.runner.base import Runner
 from engine.worker import Worker
 
@@ -137,6 +138,8 @@ class _Life:
         if self.frozen:
             self._inbox.append(message)
             return
+        if isinstance(message, BreakDisk):
+            break_disk(self._runner, message.fault)
         self.worker.receive(message, self._clock())
         self._ship()
         self._wake.set()

@@ -63,7 +63,10 @@ class Ledger:
         self._waiting: dict[int, tuple[int, int, int]] = {}
 
     def load(self, worker: int) -> WorkerLoad:
-        return self._loads.setdefault(worker, WorkerLoad())
+        load = self._loads.get(worker)
+        if load is None:
+            load = self._loads[worker] = WorkerLoad()
+        return load
 
     def __len__(self) -> int:
         return len(self._held)

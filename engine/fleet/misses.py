@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from engine.fleet.index import EventIndex, PredictedIndex
+from engine.fleet.index import EventIndex, mask
+from engine.fleet.predicted import PredictedIndex
 from engine.fleet.run import Facts
 from engine.request import Miss, MissReason
 
@@ -23,15 +24,16 @@ def facts_at(
     digests: Sequence[bytes], worker: int, events: EventIndex, predicted: PredictedIndex, others: int
 ) -> Facts:
     """What is known of each block if the request goes to ``worker``; ``others`` masks the other workers
-    that count. A block that the worker holds behind one it lacks shares that one's reason."""
+    that count. Those hold a block in whatever tier; this one on its device, for of what lies below it says
+    itself whether it was restored. A block that it holds behind one it lacks shares that one's reason."""
     runs: list[tuple[int, MissReason | None]] = []
-    bit, last, hole = 1 << worker, None, False
-    for block, digest in enumerate(digests):
-        holders = events.holders(digest)
+    bit, last, hole = mask(worker, "device"), None, False
+    elsewhere = sum(mask(other) for other in range(others.bit_length()) if others >> other & 1)
+    for block, (digest, holders) in enumerate(zip(digests, events.all_holders(digests), strict=True)):
         if hole and holders & bit:
             continue
         hole = hole or not holders & bit
-        if holders & others:
+        if holders & elsewhere:
             reason = MissReason.ON_OTHER_WORKER
         elif holders & bit:
             reason = None  # a hit, or the worker loses it from now on and says why

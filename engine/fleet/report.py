@@ -110,6 +110,20 @@ def _worker_state(gateway: Gateway, worker: int, now: int) -> dict[str, Any]:
         "prefill_tokens": load.prefill,
         "reserved_blocks": load.decode,
         "free_blocks": beat.load.free_blocks if beat else None,
+        "disk": _disk_state(gateway, beat.metrics if beat else {}),
+    }
+
+
+def _disk_state(gateway: Gateway, metrics: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The fault that its disk was told to have, and the moves to and from it that have failed in this life;
+    None without a disk tier."""
+    if gateway.config.cache.tiers.disk is None:
+        return None
+    lost = {labels[0]: count for labels, count in metrics.get("headrace_engine_failed_moves_total", ())}
+    return {
+        "fault": gateway.disk_fault,
+        "spills_lost": lost.get("spill", 0),
+        "fetches_lost": lost.get("fetch", 0),
     }
 
 

@@ -16,8 +16,8 @@ BACKLOG_S = 0.5
 
 
 class Room:
-    """Looks at reservations, not at what workers say. ``hit_tokens`` (request, worker) is what of a prompt is
-    expected to be in the worker's cache."""
+    """Looks at reservations, not at what workers say. ``new_tokens`` (request, worker) is F21's ``new``: what
+    of a prompt keeps the worker busy, in tokens."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class Room:
         ledger: Ledger,
         rates: Rates,
         outputs: OutputLengths,
-        hit_tokens: Callable[[Request, int], int],
+        new_tokens: Callable[[Request, int], int],
     ) -> None:
         self.config = config
         self.on_worker: dict[int, dict[int, Run]] = {worker: {} for worker in health}
@@ -36,7 +36,7 @@ class Room:
         self._ledger = ledger
         self._rates = rates
         self._outputs = outputs
-        self._hit_tokens = hit_tokens
+        self._new_tokens = new_tokens
 
     def fits(self, run: Run, worker: int, now: int) -> bool:
         """False if the worker is full for this request (F20)."""
@@ -79,12 +79,12 @@ class Room:
         return [other for other in self.on_worker[worker].values() if other.entry.rank > run.entry.rank]
 
     def promise(self, run: Run, worker: int) -> tuple[int, int, int]:
-        """(prefill tokens, blocks of prompt + E[out], blocks of prompt + out_max), of all its choices."""
+        """(new prefill tokens, blocks of prompt + E[out], blocks of prompt + out_max), of all its choices."""
         request, block_size = run.request, self.config.memory.block_size
         prompt, n = len(request.tokens), request.n
         expected = self._outputs.expected(run.entry.class_, request.out_max)
         return (
-            max(prompt - self._hit_tokens(request, worker), 1),
+            self._new_tokens(request, worker),
             unit_blocks(prompt, prompt + round(expected), block_size, n),
             unit_blocks(prompt, prompt + request.out_max, block_size, n),
         )

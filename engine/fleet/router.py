@@ -4,7 +4,7 @@ All costs are in prefill blocks. ``cost`` is the default:
 
     cost(w) = (prefill(w) + new(w) + a * decode(w)) / speed(w)        F21
     new(w)  = max(P - B * credit(w), 1) / B
-    credit  = device + 0.75 * host + 0.25 * disk                      in blocks
+    credit  = device + 0.75 * host + 0.25 * disk                      in blocks; less where loading is dear
 
 So a holder wins while its extra wait is below the prefill that its cache saves (F22), and a backlog of
 P/B blocks more than elsewhere cannot be won back by any cache (F23).
@@ -13,8 +13,9 @@ P/B blocks more than elsewhere cannot be won back by any cache (F23).
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.config import CostModel
 
@@ -23,7 +24,7 @@ HOST_CREDIT = 0.75
 DISK_CREDIT = 0.25
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one for each worker and decision: a frozen one takes three times as long to make
 class Overlap:
     """Leading prompt blocks that a worker has, by tier: each extends the run of the one before."""
 
@@ -32,11 +33,15 @@ class Overlap:
     disk: int = 0
 
     @property
+    def blocks(self) -> int:
+        return self.device + self.host + self.disk
+
+    @property
     def credit(self) -> float:
         return self.device + HOST_CREDIT * self.host + DISK_CREDIT * self.disk
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # likewise
 class Candidate:
     """One worker as the decision sees it. ``prefill`` tokens and ``decode`` blocks are of requests
     dispatched to it or waiting for it; ``running`` rows and their ``contexts`` only rank time (F23)."""
@@ -47,7 +52,10 @@ class Candidate:
     requests: int = 0
     running: int = 0
     contexts: int = 0
-    overlap: Overlap = Overlap()
+    overlap: Overlap = field(default_factory=Overlap)
+    worth: float = math.inf
+    """What the overlap saves less what loading it costs by the worker's rates, in blocks: the credit is no
+    more."""
     speed: float = 1.0
 
 
@@ -78,7 +86,7 @@ class Setting:
     """The worker chosen last, whoever asked."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # likewise
 class Terms:
     """The cost of one candidate in blocks, and what ``ttft`` (s) the request can expect there."""
 
@@ -197,16 +205,19 @@ def _escape(query: Query, winner: int, terms: Mapping[int, Terms]) -> int | None
 
 def _useful(query: Query, candidate: Candidate, setting: Setting) -> float:
     """Credit after E17: at least one token is computed, so at most floor((P-1)/B) blocks are hit."""
+    if not candidate.worth:
+        return 0.0
     most = (query.prompt - 1) // setting.block_size
     have = candidate.overlap
     device = min(have.device, most)
     host = min(have.host, most - device)
-    return Overlap(device, host, min(have.disk, most - device - host)).credit
+    credit = Overlap(device, host, min(have.disk, most - device - host)).credit
+    return min(credit, candidate.worth)
 
 
 def _predicted(query: Query, worker: int, candidates: Sequence[Candidate], setting: Setting) -> int:
     have = next(c.overlap for c in candidates if c.worker == worker)
-    blocks = min(have.device + have.host + have.disk, (query.prompt - 1) // setting.block_size)
+    blocks = min(have.blocks, (query.prompt - 1) // setting.block_size)
     return blocks * setting.block_size
 
 

@@ -12,6 +12,7 @@ is logged.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -21,6 +22,9 @@ from contextlib import ExitStack
 from hashlib import blake2b
 from pathlib import Path
 from struct import Struct
+from typing import Protocol, runtime_checkable
+
+from engine.messages import DiskFault
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +40,25 @@ class DiskRefused(ValueError):
     """The folder cannot be used; the message says why and what to do."""
 
 
+@runtime_checkable
+class OverDisk(Protocol):
+    """A runner with a disk below it."""
+
+    disk_fault: DiskFault | None
+
+
+def break_disk(runner: object, fault: DiskFault | None) -> None:
+    """Let the disk of a runner fail so from its next move on; None heals it. The fault is in the runner: its
+    worker finds out by what does not happen, as it would of a real one."""
+    if isinstance(runner, OverDisk):
+        runner.disk_fault = fault
+    else:
+        log.error("there is no disk to break: %s", fault)
+
+
 class DiskStore:
     """Blocks of one worker by digest. ``identity`` is written into the marker, for people; ``clock`` tells s.
+    ``fault`` makes it fail as a disk does.
 
     Raises DiskRefused if the folder is not marked as ours and holds anything, another process uses it, or it
     cannot be made. In a marked one what somebody else has put there stays, and is in nobody's way.
@@ -48,6 +69,7 @@ class DiskStore:
 
     def __init__(self, folder: Path, identity: str, clock: Callable[[], float]) -> None:
         self.folder = folder
+        self.fault: DiskFault | None = None
         self._identity = identity
         self._clock = clock
         self._logs_from = clock()
@@ -118,6 +140,8 @@ class DiskStore:
             if not self._ours():
                 self._take()
                 log.warning("%s has come back and is used for cached blocks again", self.folder)
+            if self.fault is DiskFault.FULL:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(new))
             with new.open("wb", buffering=0) as file:
                 file.write(_HEADER.pack(_MAGIC, root, digest, len(data), checksum))
                 if file.write(data) != len(data):
@@ -143,6 +167,8 @@ class DiskStore:
                     return False
                 if file.readinto(into) != length:
                     return False
+                if self.fault is DiskFault.CORRUPT:
+                    into[length // 2] ^= 1
         except OSError as error:
             self._failed(error)
             return False

@@ -171,6 +171,8 @@ class Tiers:
 
     def landed(self, move: Transfer, whole: bool, now: int) -> None:
         """A move of the cache's own (not of a swap slot, not up) has happened, or failed."""
+        if not whole and move.move is not Move.DROP:
+            self._meter.inc("headrace_engine_failed_moves_total", move=move.move.value)
         if move.move is Move.SPILL:
             entry = self.disk[move.key]
             if whole:

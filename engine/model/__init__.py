@@ -5,9 +5,6 @@ What the rest of the engine calls is here and imports no torch; ``load_runner`` 
 
 from engine.model.decoder_config import ModelError
 from engine.model.loader import (
-    Budget,
-    budget,
-    check,
     fingerprint,
     identity,
     kv_bytes_per_token,
@@ -16,14 +13,15 @@ from engine.model.loader import (
     max_positions,
     read_adapter,
     resolve,
-    with_kv_blocks,
 )
+from engine.model.memory import Budget, admit_adapter, budget, check, short_of, with_kv_blocks
 from engine.model.tokenizer import Tokenizer
 
 __all__ = [
     "Budget",
     "ModelError",
     "Tokenizer",
+    "admit_adapter",
     "budget",
     "check",
     "fingerprint",
@@ -34,5 +32,6 @@ __all__ = [
     "max_positions",
     "read_adapter",
     "resolve",
+    "short_of",
     "with_kv_blocks",
 ]

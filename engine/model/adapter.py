@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from pathlib import Path
 
 from engine.model.decoder_config import DecoderConfig
+from engine.model.local import local_folder
 from engine.model.peft_folder import read_adapter
 from engine.model.weights import expected_shapes
 
@@ -29,7 +29,7 @@ def adapter_facts(folder: str, shape: DecoderConfig | None, max_rank: int) -> Ad
     The simulated model (``shape`` None) has no weights that an adapter could fit: it takes a folder of any
     shape, and where there is none it takes its name for its content.
     """
-    path = Path(folder).expanduser().absolute()
+    path = local_folder(folder)
     if shape is None and not path.exists():
         digest = hashlib.blake2b(f"simulated:{path}".encode(), digest_size=16).hexdigest()
         return AdapterFacts(digest, str(path), 0, (), 0)

@@ -8,7 +8,9 @@ from datetime import datetime
 from typing import Any
 
 import jinja2
-from jinja2.ext import loopcontrols
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 IM_START = "<|im_start|>"
@@ -47,18 +49,29 @@ def chatml(messages: Messages) -> str:
     return "".join(turns) + f"{IM_START}assistant\n"
 
 
+class _Generation(Extension):
+    """``{% generation %} .. {% endgeneration %}`` marks what an assistant says, for training."""
+
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 class ChatTemplate:
     """A Jinja chat template as Hugging Face tokenizers carry it, rendered in a sandbox.
 
     It sees ``messages``, ``add_generation_prompt`` (true), the special tokens, ``raise_exception``,
-    ``strftime_now`` and ``tojson``, as in transformers. ``now`` feeds ``strftime_now`` alone.
+    ``strftime_now``, ``tojson`` and the tag ``generation``, as in transformers. ``now`` feeds
+    ``strftime_now`` alone.
     """
 
     def __init__(
         self, source: str, special_tokens: Mapping[str, str], now: Callable[[], datetime] = datetime.now
     ) -> None:
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
         )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
@@ -76,8 +89,10 @@ class ChatTemplate:
             return self._template.render(
                 messages=plain, tools=None, documents=None, add_generation_prompt=True, **self._special_tokens
             )
-        except (jinja2.TemplateError, TypeError, KeyError, AttributeError) as error:
+        except (jinja2.TemplateError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
             raise ValueError(f"the chat template refuses these messages: {error}") from error
+        except RecursionError as error:
+            raise ValueError("the chat template cannot follow messages that are nested so deeply") from error
 
 
 def _with_plain_content(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,6 +107,14 @@ def _raise_exception(message: str) -> str:
     raise jinja2.TemplateError(message)
 
 
-def _tojson(value: object, indent: int | None = None) -> str:
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     # Jinja's own filter escapes HTML, which would change the prompt.
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )

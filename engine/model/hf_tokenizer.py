@@ -22,10 +22,11 @@ _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 class HfTokenizer:
     """``tokenizer.json`` with the chat template of ``chat_template.jinja`` or ``tokenizer_config.json``.
 
-    Raises ValueError (``folder/file: what is wrong``) for a folder without a usable tokenizer.
+    ``known`` ids are in the model's vocabulary: a tokenizer may have more, of which the model could make
+    nothing. Raises ValueError (``folder/file: what is wrong``) for a folder without a usable tokenizer.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, known: int | None = None) -> None:
         path = folder / _TOKENIZER
         if not path.is_file():
             raise ValueError(
@@ -50,7 +51,8 @@ class HfTokenizer:
             else None
         )
         self._folder = folder
-        self.vocabulary = self._backend.get_vocab_size(with_added_tokens=True)
+        own = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.vocabulary = own if known is None else min(own, known)
         self.eos_ids = self._eos_ids(folder, specials["eos_token"])
         self._added = {
             int(token["id"]): (str(token["content"]), bool(token.get("special")))
@@ -58,6 +60,7 @@ class HfTokenizer:
         }
         self.special_ids = frozenset(token for token, (_, special) in self._added.items() if special)
         self._bytes_as_letters = '"ByteLevel"' in json.dumps(definition.get("decoder"))
+        self._trims = _sentence_piece_trims(definition.get("decoder"))
         self.digest = hashlib.blake2b(
             content + json.dumps([template, specials], sort_keys=True).encode(), digest_size=16
         ).hexdigest()
@@ -71,7 +74,14 @@ class HfTokenizer:
         return encoding.ids, encoding.offsets
 
     def decode(self, ids: Sequence[int]) -> str:
-        text: str = self._backend.decode(list(ids), skip_special_tokens=True)
+        """As the library does it, but for bytes in angles: of a row of them with one that ends inside a
+        character it makes U+FFFD altogether, so that a text that grows would change what it has said."""
+        if self._trims is None:
+            decoded: str = self._backend.decode(list(ids), skip_special_tokens=True)
+            return decoded
+        text = b"".join(self.piece(i) for i in ids if i not in self.special_ids).decode(errors="replace")
+        for _ in range(self._trims):
+            text = text.removeprefix(" ")
         return text
 
     def piece(self, token: int) -> bytes:
@@ -101,6 +111,19 @@ class HfTokenizer:
         return frozenset(ids)
 
 
+def _sentence_piece_trims(decoder: Any) -> int | None:
+    """How many blanks a decoder of SentencePiece's kind takes off the front of a text: blocks for spaces,
+    bytes in angles, joined, then trimmed. None for every other kind."""
+    steps = decoder.get("decoders") if isinstance(decoder, dict) else None
+    if not isinstance(steps, list) or steps[:3] != _SENTENCE_PIECE:
+        return None
+    if len(steps) == 3:
+        return 0
+    strip = steps[3]
+    trims = len(steps) == 4 and strip == {**_STRIP, "start": strip.get("start")}
+    return int(strip["start"]) if trims else None
+
+
 def _letters() -> dict[str, bytes]:
     """The letters that byte-level BPE writes the 256 bytes with: printable ones as they are, the others
     as the characters from 256 on, in order (as GPT-2 does)."""
@@ -111,18 +134,28 @@ def _letters() -> dict[str, bytes]:
 
 
 _LETTERS = _letters()
+_SENTENCE_PIECE = [
+    {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+    {"type": "ByteFallback"},
+    {"type": "Fuse"},
+]
+_STRIP = {"type": "Strip", "content": " ", "stop": 0}
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 
 
 def eos_ids_of(folder: Path) -> frozenset[int]:
-    """The end-of-sequence ids that ``generation_config.json`` names, else those of ``config.json``."""
+    """The end-of-sequence ids that ``generation_config.json`` names, else those of ``config.json``. Raises
+    ValueError naming the file."""
     for name in ("generation_config.json", "config.json"):
         if (folder / name).is_file():
             value = read_json(folder / name).get("eos_token_id")
-            if isinstance(value, int):
-                return frozenset({value})
-            if isinstance(value, list) and value:
-                return frozenset(int(token) for token in value)
+            ids = value if isinstance(value, list) else [] if value is None else [value]
+            if not all(type(token) is int and token >= 0 for token in ids):
+                raise ValueError(
+                    f"{folder / name}: eos_token_id is {value!r}, neither an id nor a list of ids"
+                )
+            if ids:
+                return frozenset(ids)
     return frozenset()
 
 
@@ -151,7 +184,10 @@ def _token_text(value: object) -> str | None:
 def _template_source(folder: Path, settings: dict[str, Any]) -> str | None:
     path = folder / _TEMPLATE
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except (UnicodeDecodeError, OSError) as error:
+            raise ValueError(f"{path}: cannot be read: {error}") from error
     template = settings.get("chat_template")
     if isinstance(template, list):  # several named templates
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}

@@ -86,7 +86,7 @@ def prepare(repository: Repository, folder: Path) -> list[str]:
 
 def _shards(repository: Repository, index: dict[str, Any]) -> list[str]:
     shards = index.get("weight_map")
-    names = sorted(set(shards.values())) if isinstance(shards, dict) else []
+    names = sorted({str(name) for name in shards.values()}) if isinstance(shards, dict) else []
     wrong = [name for name in names if name not in repository.files or not _SHARD.fullmatch(name)]
     if wrong or not names:
         raise PullError(

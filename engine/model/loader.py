@@ -9,18 +9,14 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import os
 import time
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from engine.config import EngineConfig
-from engine.kv.blocks import blocks_for
 from engine.kv.disk import DiskRefused, DiskStore
-from engine.kv.places import Sizes
 from engine.model.adapter import AdapterFacts, adapter_facts
 from engine.model.byte_tokenizer import ByteTokenizer
 from engine.model.config_json import read_config
@@ -28,6 +24,7 @@ from engine.model.decoder_config import TINY, DecoderConfig, ModelError
 from engine.model.grammar import Matchers, Schemas
 from engine.model.hf_tokenizer import HfTokenizer
 from engine.model.hub import is_hub_id
+from engine.model.local import local_folder
 from engine.model.pull import MODELS, is_pulled, model_folder
 from engine.model.tokenizer import Tokenizer
 from engine.model.weights import check_weights, load_tensors, random_digest, random_tensors, weights_digest
@@ -37,23 +34,8 @@ from engine.runner.base import Runner
 Builtin = Literal["simulated", "tiny"]
 
 SIMULATED_POSITIONS = 1 << 20
-SIMULATED_BLOCKS = 4096
-_BYTES = {"fp32": 4, "bf16": 2}
-_CPU_SHARE = 0.5
-"""Share of this machine's memory that all workers together take unless told otherwise (E10)."""
-_CONTEXTS = 4
-"""The contexts of so many full batches is all that a worker caches unless told otherwise: a tiny model's
-block has some KB, and a million of them take longer to make than they are worth."""
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """How a worker's memory is cut up, in bytes (ENGINE E10). ``kv`` includes the null block."""
-
-    weights: int
-    adapters: int
-    kv: int
-    blocks: int
+BYTES = {"fp32": 4, "bf16": 2}
+"""Of one number, by precision."""
 
 
 def resolve(name: str) -> Path | Builtin:
@@ -62,7 +44,7 @@ def resolve(name: str) -> Path | Builtin:
         return "simulated"
     if name == "tiny":
         return "tiny"
-    folder = Path(name).expanduser()
+    folder = local_folder(name)
     if name not in MODELS and folder.is_dir():
         return folder
     if name in MODELS or is_hub_id(name):
@@ -80,23 +62,18 @@ def resolve(name: str) -> Path | Builtin:
 
 def check(config: EngineConfig) -> None:
     """See, without loading anything, whether this machine can serve the model. Raises ModelError."""
-    model, shape = resolve(config.model), _shape(config)
+    model, shape = resolve(config.model), shape_of(config)
     if shape is not None and isinstance(model, Path):
         check_weights(model, shape)
     if shape is not None and importlib.util.find_spec("torch") is None:
         raise ModelError([f"model {config.model!r} needs torch: pip install 'headrace[engine]'"])
-    if shape is not None:
-        try:
-            Sizes.of(config.cache.tiers, config.memory.block_size * kv_bytes_per_token(config))
-        except ValueError as error:
-            raise ModelError([str(error)]) from error
     for folder in config.adapters.values():
         read_adapter(config, folder)
 
 
 def read_adapter(config: EngineConfig, folder: str) -> AdapterFacts:
     """A LoRA adapter for this model, read and checked (ENGINE E39). Raises ModelError."""
-    return adapter_facts(folder, _shape(config), config.max_lora_rank)
+    return adapter_facts(folder, shape_of(config), config.max_lora_rank)
 
 
 def load_tokenizer(config: EngineConfig) -> Tokenizer:
@@ -106,8 +83,9 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
         return WordsTokenizer()
     if model == "tiny":
         return ByteTokenizer()
+    shape = read_config(model)
     try:
-        return HfTokenizer(model)
+        return HfTokenizer(model, shape.vocabulary)
     except (ValueError, OSError) as error:
         raise ModelError([str(error)]) from error
 
@@ -156,7 +134,7 @@ def _open_disk(config: EngineConfig, worker: int, weights: str) -> DiskStore | N
     if disk is None:
         return None
     try:
-        folder = Path(disk.path).expanduser() / f"worker-{worker}"
+        folder = local_folder(disk.path) / f"worker-{worker}"
         return DiskStore(folder, f"{config.model} {weights}", time.monotonic)
     except DiskRefused as error:
         raise ModelError([f"cache.tiers.disk.path: {error}"]) from error
@@ -166,7 +144,7 @@ def identity(config: EngineConfig) -> dict[str, str]:
     """What makes K/V of this model what they are, as keywords of ``kv.blocks.namespace_root`` (E7).
     ``positions`` holds the whole shape: RoPE and windows, and what else of config.json K/V depend on.
     Raises ModelError."""
-    model, shape = resolve(config.model), _shape(config)
+    model, shape = resolve(config.model), shape_of(config)
     if shape is None:  # its text depends on nothing but the tokens
         return _identity(config, load_tokenizer(config), "none", "simulated")
     weights = weights_digest(model) if isinstance(model, Path) else random_digest(shape, config.seed)
@@ -191,85 +169,19 @@ def fingerprint(identity: Mapping[str, str]) -> str:
 
 def max_positions(config: EngineConfig) -> int:
     """Longest sequence in tokens: the model's own limit, or ``max_model_len`` if that is less."""
-    shape = _shape(config)
+    shape = shape_of(config)
     own = SIMULATED_POSITIONS if shape is None else shape.max_positions
     return own if config.max_model_len is None else min(own, config.max_model_len)
 
 
 def kv_bytes_per_token(config: EngineConfig) -> int:
     """K and V of one position in all layers; 0 for the simulated model, which keeps none."""
-    shape = _shape(config)
-    return 0 if shape is None else shape.kv_bytes_per_token(_BYTES[config.dtype])
+    shape = shape_of(config)
+    return 0 if shape is None else shape.kv_bytes_per_token(BYTES[config.dtype])
 
 
-def budget(config: EngineConfig) -> Budget:
-    """Usable KV blocks of one worker and what they cost. Raises ModelError if not one block fits.
-
-    ``memory.kv_blocks`` as it is; else what ``memory.total`` (by default half of this machine's memory,
-    shared by the workers) leaves beside the weights and the adapters loaded at start. By default a small
-    model gets no more than ``_CONTEXTS`` times the longest context for each request that may run.
-    """
-    memory = config.memory
-    if memory.kv_blocks is not None and memory.kv_blocks < 1:
-        raise ModelError([f"memory.kv_blocks is {memory.kv_blocks}: a worker needs at least one KV block"])
-    shape = _shape(config)
-    if shape is None:
-        return Budget(weights=0, adapters=0, kv=0, blocks=memory.kv_blocks or SIMULATED_BLOCKS)
-    weights = shape.parameters * _BYTES[config.dtype]
-    adapters = _adapter_weights(config) * _BYTES[config.dtype]
-    per_block = memory.block_size * shape.kv_bytes_per_token(_BYTES[config.dtype])
-    if memory.kv_blocks is not None:
-        blocks = memory.kv_blocks
-    else:
-        total = (
-            memory.total if memory.total is not None else int(_CPU_SHARE * machine_memory() / config.workers)
-        )
-        blocks = (total - weights - adapters) // per_block - 1  # one more is made: the null block
-        if memory.total is None:
-            longest = min(config.max_model_len or shape.max_positions, shape.max_positions)
-            useful = _CONTEXTS * config.scheduler.max_running * blocks_for(longest, memory.block_size)
-            blocks = min(blocks, useful)
-        if blocks < 1:
-            beside = f" and {adapters / 1e6:.1f} MB of adapters" if adapters else ""
-            raise ModelError(
-                [
-                    f"memory.total {total / 1e6:.1f} MB holds {weights / 1e6:.1f} MB of weights{beside} "
-                    "and no KV block"
-                ]
-            )
-    return Budget(weights=weights, adapters=adapters, kv=(blocks + 1) * per_block, blocks=blocks)
-
-
-def _adapter_weights(config: EngineConfig) -> int:
-    """Numbers in the largest ``max_adapters`` of those loaded at start. One that is gone by now takes no
-    memory: its requests are told why (E39), and a worker that starts again is not kept from it."""
-    sizes = []
-    for folder in config.adapters.values():
-        with suppress(ModelError):
-            sizes.append(read_adapter(config, folder).weights)
-    return sum(sorted(sizes)[-config.max_adapters :])
-
-
-def machine_memory() -> int:
-    """Bytes of memory that this process may use: RAM, or the cgroup's limit if that is less."""
-    ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limits = [ram]
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            text = Path(path).read_text().strip()
-        except OSError:  # no cgroup of this version
-            continue
-        if text.isdigit():
-            limits.append(int(text))
-    return min(limits)
-
-
-def with_kv_blocks(config: EngineConfig) -> EngineConfig:
-    """``config`` with ``memory.kv_blocks`` set from its budget. Raises ModelError."""
-    return replace(config, memory=replace(config.memory, kv_blocks=budget(config).blocks))
-
-
-def _shape(config: EngineConfig) -> DecoderConfig | None:
+def shape_of(config: EngineConfig) -> DecoderConfig | None:
+    """The model's; None for the simulated one. Raises ModelError."""
     model = resolve(config.model)
     if model == "simulated":
         return None

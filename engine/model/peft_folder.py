@@ -42,6 +42,8 @@ PRODUCTS = {
 _MODULE = re.compile(rf"model\.layers\.(\d+)\.(?:self_attn|mlp)\.({'|'.join(TARGETS)})")
 _TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 _MENTIONED = 5
+_MOST_ALPHA = 1e9
+"""Far above any that means something, far below what overflows a product."""
 
 _MUST_BE: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
@@ -90,11 +92,26 @@ class PeftAdapter:
     def weights(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
         """Numbers that it takes when it is resident (engine.model.lora): A of each module, and for all ranks
         of a product its whole height in B."""
-        heights = {
-            target: shapes[f"model.layers.0.{part}.{target}.weight"][0] for target, part in TARGETS.items()
-        }
-        tall = {target: sum(heights[each] for each in of) for of in PRODUCTS.values() for target in of}
+        tall = _tall(shapes)
         return sum(module.rank * (module.a.shape[1] + tall[module.target]) for module in self.modules)
+
+
+def most_weights(shapes: Mapping[str, tuple[int, ...]], rank: int) -> int:
+    """Numbers in the largest adapter of this rank that fits the model: every projection of every layer."""
+    tall = _tall(shapes)
+    names = [name.rsplit(".", 2)[-2] for name in shapes if _MODULE.match(name) and name.endswith(".weight")]
+    wide = {target: shapes[_first(target)][1] for target in TARGETS}
+    return sum(rank * (wide[target] + tall[target]) for target in names)
+
+
+def _tall(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """By projection: outputs of the whole product that it is a part of."""
+    heights = {target: shapes[_first(target)][0] for target in TARGETS}
+    return {target: sum(heights[each] for each in of) for of in PRODUCTS.values() for target in of}
+
+
+def _first(target: str) -> str:
+    return f"model.layers.0.{TARGETS[target]}.{target}.weight"
 
 
 def read_adapter(folder: Path, shapes: Mapping[str, tuple[int, ...]] | None, max_rank: int) -> PeftAdapter:
@@ -115,6 +132,8 @@ def read_adapter(folder: Path, shapes: Mapping[str, tuple[int, ...]] | None, max
     _raise(folder / WEIGHTS, list(_misfits(raw, pairs, shapes, max_rank)))
     if shapes is not None:
         _raise(folder / WEIGHTS, list(_absent(raw, pairs, shapes)))
+    broken = [name for name, tensor in tensors.items() if not tensor.finite]
+    _raise(folder / WEIGHTS, [f"tensor {name} holds values that are no numbers" for name in broken])
     modules = tuple(
         Module(_layer(name), _target(name), _scaling(raw, name), a, b)
         for name, (a, b) in sorted(pairs.items(), key=lambda pair: (_layer(pair[0]), _target(pair[0])))
@@ -151,13 +170,13 @@ def _unsupported(raw: Mapping[str, Any]) -> list[str]:
 def _wrong_numbers(raw: Mapping[str, Any]) -> Iterator[str]:
     for key, table, fits, kind in (
         ("r", "rank_pattern", _is_rank, "a whole number of at least 1"),
-        ("lora_alpha", "alpha_pattern", _is_number, "a number"),
+        ("lora_alpha", "alpha_pattern", _is_number, f"a number of at most {_MOST_ALPHA:,.0f}"),
     ):
         if not fits(raw.get(key)):
-            yield f"{key} is {raw.get(key)!r}, not {kind}"
+            yield f"{key} is {repr(raw.get(key))[:80]}, not {kind}"
         pattern = raw.get(table) or {}
         if not isinstance(pattern, dict) or not all(fits(value) for value in pattern.values()):
-            yield f"{table} is {pattern!r}, not a table of which each value is {kind}"
+            yield f"{table} is {repr(pattern)[:200]}, not a table of which each value is {kind}"
             continue
         yield from (
             f"{table} {each!r} is no regular expression" for each in pattern if not _compiles(_ending(each))
@@ -177,7 +196,7 @@ def _is_rank(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MOST_ALPHA
 
 
 def _compiles(pattern: str) -> bool:
@@ -209,7 +228,7 @@ def _scaling(raw: Mapping[str, Any], name: str) -> float:
 def _chosen(raw: Mapping[str, Any], name: str) -> bool:
     """Whether the file says that this module is adapted."""
     layers = raw.get("layers_to_transform")
-    if layers is not None and _layer(name) not in (layers if isinstance(layers, list) else [layers]):
+    if layers not in (None, []) and _layer(name) not in (layers if isinstance(layers, list) else [layers]):
         return False
     wanted, left_out = raw.get("target_modules"), raw.get("exclude_modules")
     return _matches(wanted, name) and not (left_out and _matches(left_out, name))

@@ -105,7 +105,9 @@ def _digits(number: Any) -> int:
     if isinstance(number, bool) or not isinstance(number, int | float):
         return 1  # the library says what is wrong with it
     _, digits, exponent = Decimal(repr(number)).as_tuple()
-    return int("".join(map(str, digits[:40])) + "0" * min(max(int(exponent), 0), 40))
+    if not isinstance(exponent, int):  # 1e400 in a body is an infinity
+        return 1
+    return int("".join(map(str, digits[:40])) + "0" * min(max(exponent, 0), 40))
 
 
 def _names(part: dict[str, Any]) -> int:

@@ -17,6 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
+_EXPONENTS = {"F32": ("<u4", 0x7F800000), "F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80)}
+"""How a value is stored, and its bits that are all set in NaN and infinity (IEEE 754)."""
 WIDTHS = {"F32": 4, "F16": 2, "BF16": 2}
 """Bytes of a value in the types that weights come in."""
 _LENGTH = 8
@@ -41,6 +45,12 @@ class StoredTensor:
     dtype: str
     shape: tuple[int, ...]
     data: memoryview
+
+    @property
+    def finite(self) -> bool:
+        """Whether there is neither a NaN nor an infinity in it."""
+        kind, exponent = _EXPONENTS[self.dtype]
+        return not ((np.frombuffer(self.data, kind) & exponent) == exponent).any()
 
 
 class Hash(Protocol):

@@ -11,6 +11,7 @@ class Tokenizer(Protocol):
 
     digest: str
     vocabulary: int
+    """Ids below it are the model's; text may encode to others that the tokenizer alone knows."""
     eos_ids: frozenset[int]
     special_ids: frozenset[int]
     """Tokens that stand for no text."""

@@ -122,7 +122,9 @@ def weight_files(folder: Path) -> list[Path]:
         raise ModelError([str(error)]) from None
     if not isinstance(index, dict) or not index:
         raise ModelError([f"{folder / _INDEX}: weight_map is missing or empty"])
-    files = [folder / str(name) for name in sorted(set(index.values()))]
+    if wrong := [name for name in index.values() if not isinstance(name, str)]:
+        raise ModelError([f"{folder / _INDEX}: weight_map names {wrong[0]!r}, which is no file's name"])
+    files = [folder / name for name in sorted(set(index.values()))]
     missing = [f"{path}: missing, though {_INDEX} names it" for path in files if not path.is_file()]
     if missing:
         raise ModelError(missing)

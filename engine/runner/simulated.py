@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.config import CostModel, TiersConfig
+from engine.messages import DiskFault
 from engine.request import Logprob, Tokens
 from engine.runner.adapters import Residents
 from engine.runner.base import Move, Row, StepPlan, StepResult, Transfer
@@ -26,6 +27,7 @@ Hashes = npt.NDArray[np.uint64]
 Blocks = npt.NDArray[np.int64]
 
 NO_TIERS = TiersConfig()
+_FAILS_BY = {Move.SPILL: DiskFault.FULL, Move.FETCH: DiskFault.CORRUPT}
 KV_BYTES = 23_040
 """Per token, as SmolLM2-135M has it in bf16: 2 * 30 layers * 3 heads * 64 * 2 bytes (ENGINE E10)."""
 
@@ -79,6 +81,7 @@ class SimulatedRunner:
         self.kv_bytes_per_token = KV_BYTES
         self.fails: Callable[[Transfer], bool] | None = None
         """A transfer for which this is true does not happen."""
+        self.disk_fault: DiskFault | None = None
         self._adapters = Residents(self._load_adapter)
         self.allocate(0, 1)
 
@@ -141,7 +144,8 @@ class SimulatedRunner:
         source = transfer.source + self._blocks * (move in (Move.LOAD, Move.SPILL))
         target = transfer.target + self._blocks * (move in (Move.SAVE, Move.FETCH))
         held = (self._slots, self._begin, self._end, self._filled, self._written_in)
-        fails = self.fails is not None and self.fails(transfer)
+        fails = self.disk_fault is not None and _FAILS_BY.get(move) is self.disk_fault
+        fails = fails or (self.fails is not None and self.fails(transfer))
         kept = self._disk.get(key) if move is Move.FETCH else tuple(each[source].copy() for each in held)
         if move in (Move.SPILL, Move.DROP):
             self._disk.pop(key, None)

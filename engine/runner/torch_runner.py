@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from engine.kv.disk import DiskStore
+from engine.messages import DiskFault
 from engine.model.attention.reference import Span, span_of
 from engine.model.decoder import Batch, Decoder
 from engine.model.grammar import Matchers
@@ -56,6 +57,16 @@ class TorchRunner:
         with torch.inference_mode():
             self._memory = self._model.new_memory(blocks, block_size)
             self._mover = Mover(self._memory, HostMemory(self._memory, host_blocks), self._disk)
+
+    @property
+    def disk_fault(self) -> DiskFault | None:
+        """How the disk fails at the moment; nothing can be wrong with one that is not there."""
+        return None if self._disk is None else self._disk.fault
+
+    @disk_fault.setter
+    def disk_fault(self, fault: DiskFault | None) -> None:
+        if self._disk is not None:
+            self._disk.fault = fault
 
     @property
     def kv_bytes(self) -> int:

@@ -83,7 +83,7 @@ def make_design(options: SweepOptions, seeds: tuple[int, int] | None = None) -> 
 
 
 def _base(options: SweepOptions, seeds: tuple[int, int] | None) -> Scenario:
-    overrides = (*options.overrides, *target_overrides(options))
+    overrides = (*target_overrides(options), *options.overrides)
     seed = seeds[0] if seeds is not None else options.seed
     return prepare.load_scenario(Path(options.scenario), overrides, virtual=options.virtual, seed=seed)
 
@@ -203,7 +203,7 @@ def _corners(spec: SweepSpec) -> Iterator[tuple[int, float | None]]:
 def scenario_of(design: Design, cell: int, value: float | None, window: float) -> Scenario:
     """Raises UsageFailed."""
     options = design.options
-    overrides = (*design.overrides(cell, value, window), *target_overrides(options))
+    overrides = (*target_overrides(options), *design.overrides(cell, value, window))
     scenario = prepare.load_scenario(Path(options.scenario), overrides, virtual=options.virtual)
     return replace(scenario, seed=design.spec.seeds[0])
 

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from results.report import pictures, timelines, words
 from results.report.charts import seconds
+from results.report.prices import economy_words
 from results.run import RunData
 from results.view import View
 
@@ -28,7 +29,7 @@ def render(data: RunData, summary: Mapping[str, Any]) -> str:
     template = environment.from_string(folder.joinpath("page.html.j2").read_text())
     view = View.of(data)
     return template.render(
-        css=Markup(css), s=summary, **_pictures(data, view, summary), **_texts(data, summary)
+        css=Markup(css), s=summary, **_pictures(data, view, summary), **_texts(data, view, summary)
     )
 
 
@@ -52,7 +53,7 @@ def _pictures(data: RunData, view: View, summary: Mapping[str, Any]) -> dict[str
     }
 
 
-def _texts(data: RunData, summary: Mapping[str, Any]) -> dict[str, Any]:
+def _texts(data: RunData, view: View, summary: Mapping[str, Any]) -> dict[str, Any]:
     tones = {"good": "is-good", "bad": "is-bad", "warn": "is-warn"}
     return {
         "facts": _facts(data, summary),
@@ -69,10 +70,11 @@ def _texts(data: RunData, summary: Mapping[str, Any]) -> dict[str, Any]:
         "latencies": _latencies(summary),
         "all_attempts": _all_attempts(summary),
         "faults": _faults(summary),
-        "throughout": [f["id"] for f in data.faults if timelines.lasts_all_along(f, View.of(data))],
+        "throughout": [f["id"] for f in data.faults if timelines.lasts_all_along(f, view)],
         "invariants": words.invariant_words(summary),
         "top": _top(summary),
         "cache_words": words.cache_words(summary),
+        "economy": economy_words(summary),
         "replays": words.replay_words(summary),
         "engine": _engine(summary),
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from results.report.charts import Chart, Scale, ceiling, seconds
@@ -9,6 +11,9 @@ from results.report.timelines import Palette
 from results.stats.distribution import Distribution
 from results.stats.quantiles import Values, quantile
 from results.view import View
+
+ENOUGH = 1_000_000
+"""Samples to choose an axis by."""
 
 
 def distribution(view: View, metric: str, palette: Palette, words: str) -> str | None:
@@ -21,18 +26,18 @@ def distribution(view: View, metric: str, palette: Palette, words: str) -> str |
         top=34,
         wide=False,
     )
-    samples = {n: _samples(view, metric, n) for n in palette.names}
-    samples = {n: d for n, d in samples.items() if d.n}
+    samples = {n: _ordered(_samples(view, metric, n)) for n in palette.names}
+    samples = {n: ordered for n, ordered in samples.items() if len(ordered)}
     if not samples:
         return None
     bounds = {n: g.slo[metric] for n, g in view.judging.classes.items() if metric in g.slo}
-    x = _distribution_scale(chart, [d.samples.values for d in samples.values()], list(bounds.values()))
+    x = _distribution_scale(chart, list(samples.values()), list(bounds.values()))
     y = Scale(0, 1, chart.y0, chart.y1)
     chart.y_axis(y, [(s, f"{s:.0%}") for s in (0, 0.25, 0.5, 0.75, 0.9, 1)], f"share of {words}")
     chart.x_axis(x, [(t, seconds(t)) for t in x.ticks(5)], f"{metric}, {'log' if x.log else 'linear'} scale")
     _bounds(chart, {n: b for n, b in bounds.items() if n in samples}, x, palette)
-    for name, found in samples.items():
-        _ecdf(chart, found, x, y, palette[name])
+    for name, ordered in samples.items():
+        _ecdf(chart, ordered, x, y, palette[name])
     return chart.svg()
 
 
@@ -41,6 +46,12 @@ def _samples(view: View, metric: str, name: str) -> Distribution:
     rows = view.in_window & view.of_class(name)
     own = metric if (view.open_loop | ~rows).all() else metric.removesuffix("_sched")
     return view.distribution(own, rows)
+
+
+def _ordered(found: Distribution) -> Values:
+    ordered = np.sort(found.samples.values)
+    found.let_go()
+    return ordered
 
 
 def _bounds(chart: Chart, bounds: dict[str, float], x: Scale, palette: Palette) -> None:
@@ -56,7 +67,9 @@ def _bounds(chart: Chart, bounds: dict[str, float], x: Scale, palette: Palette) 
 
 
 def _distribution_scale(chart: Chart, values: list[Values], bounds: list[float]) -> Scale:
-    together = np.concatenate(values)
+    """Of sorted values; of very many, some in even steps and the largest."""
+    every = math.ceil(sum(map(len, values)) / ENOUGH)
+    together = np.concatenate([part for v in values for part in (v[::every], v[-1:])])
     positive = together[together > 0]
     high = float(max(together.max(), 1e-6))
     visible = [b for b in bounds if b < high * 4]
@@ -66,8 +79,7 @@ def _distribution_scale(chart: Chart, values: list[Values], bounds: list[float])
     return Scale(0, ceiling(high), chart.x0, chart.x1)
 
 
-def _ecdf(chart: Chart, found: Distribution, x: Scale, y: Scale, style: str) -> None:
-    ordered = np.sort(found.samples.values)
+def _ecdf(chart: Chart, ordered: Values, x: Scale, y: Scale, style: str) -> None:
     shares = np.unique(np.concatenate([np.linspace(0, 1, 241), 1 - np.geomspace(1e-4, 0.05, 60)]))
     at = np.minimum((shares * len(ordered)).astype(int), len(ordered) - 1)
     chart.path([(x(v), y(s)) for v, s in zip(ordered[at], shares, strict=True)], f"curve {style}")

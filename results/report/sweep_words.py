@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from results.report.words import NOTHING, duration, percent, rate, tokens
-from results.sweep.columns import GROUPS, LATENCIES, QUANTILES
+from results.metrics import Kind
+from results.report.prices import small
+from results.report.words import NOTHING, duration, percent, quantity, rate, tokens
+from results.sweep.columns import FACTORS, GROUPS, HITS, LATENCIES, QUANTILES, SHARES
 from results.sweep.phrases import name_of
 from results.sweep.points import Decision
 from results.sweep.spec import PointRun
@@ -27,8 +29,18 @@ HEADS: dict[str, tuple[str, str]] = {
     "completed_rate": ("requests /s", "completed"),
     "good_rate": ("requests /s", "good"),
     "attainment": ("", "attained"),
+    "attainment_strict": ("", "attained, strict"),
+    "completed_share": ("", "completed"),
     **{group: ("requests", group) for group in GROUPS},
-    **{f"{metric}_{q}": (metric, q) for metric in LATENCIES for q in QUANTILES},
+    **{f"{metric}_{q}": (metric, q) for metric in (*LATENCIES, *FACTORS) for q in QUANTILES},
+    "good_tokens": ("tokens /s", "of good ones"),
+    "out_tps": ("tokens /s", "of completed ones"),
+    "peak_tps": ("tokens /s", "fullest second"),
+    "hit_token_weighted": ("prompts read from cache", "of tokens"),
+    "hit_request_mean": ("prompts read from cache", "mean"),
+    "hit_request_count": ("prompts read from cache", "requests that read"),
+    "hit_theoretical": ("prompts read from cache", "at best"),
+    "cache_report_coverage": ("prompts read from cache", "requests that tell"),
     **{f"cached_tokens_{tier}": ("prompt tokens read from cache", tier) for tier in TIERS},
     "cached_tokens_reported": ("prompt tokens read from cache", "reported"),
     "kv_mean": ("KV in use", "mean"),
@@ -37,13 +49,18 @@ HEADS: dict[str, tuple[str, str]] = {
     "decode_tokens_s": ("tokens /s", "decode"),
     "allocation_failures": ("memory", "allocation failures"),
     "preemptions": ("memory", "preemptions"),
+    "service_gap": ("tenants", "service gap"),
+    "cost_per_good": ("a good request", "costs"),
+    "energy_per_good": ("a good request", "J"),
     "over_saturated": ("", "over-saturated"),
 }
 """(what several columns have in common, head) of every column, in the order of the table."""
 
 _LATENCY = {f"{metric}_{q}" for metric in LATENCIES for q in QUANTILES}
-_SHARES = {"attainment", "kv_mean", "kv_max"}
-_TOKENS = {column for column in HEADS if "tokens" in column}
+_FACTOR = {f"{metric}_{q}" for metric in FACTORS for q in QUANTILES}
+_SHARES = {"attainment", "kv_mean", "kv_max", *SHARES, *HITS}
+_TOKENS = {column for column in HEADS if "tokens" in column} | {"out_tps", "peak_tps", "service_gap"}
+_SMALL = {"cost_per_good", "energy_per_good"}
 _RATES = {"asked_rate", "offered_rate", "completed_rate", "good_rate"}
 
 
@@ -56,6 +73,10 @@ def cell(row: Mapping[str, Any], column: str) -> str:
         return "yes" if value else "no"
     if column in _LATENCY:
         return duration(value)
+    if column in _FACTOR:
+        return quantity(value, Kind.FACTOR)
+    if column in _SMALL:
+        return small(value)
     if column in _SHARES:
         return percent(value)
     if column in _RATES:

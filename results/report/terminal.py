@@ -15,6 +15,7 @@ from rich.table import Table
 
 from results.report import words
 from results.report.charts import seconds
+from results.report.prices import economy_words
 
 NARROW = 100
 _COLOUR = {"good": "green", "bad": "red", "warn": "yellow", "": "default"}
@@ -166,7 +167,8 @@ def show_causes(summary: Mapping[str, Any], console: Console) -> None:
 
 def show_cache(summary: Mapping[str, Any], console: Console) -> None:
     """What was read from cache, and whether it was as declared."""
-    console.print(f"[dim]{escape(words.cache_words(summary))}[/]", highlight=False)
+    for said in filter(None, (words.cache_words(summary), economy_words(summary))):
+        console.print(f"[dim]{escape(said)}[/]", highlight=False)
 
 
 def _began(row: dict[str, Any]) -> str:

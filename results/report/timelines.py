@@ -29,7 +29,7 @@ class Palette:
     """A colour class for every class of requests, in the order of their ranks."""
 
     def __init__(self, view: View) -> None:
-        names = sorted(view.by_class(), key=lambda n: (view.judging.rank(n), n))
+        names = sorted(view.names, key=lambda n: (view.judging.rank(n), n))
         self.names = names
         self._at = {name: f"c{i % COLOURS}" for i, name in enumerate(names)}
 

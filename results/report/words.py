@@ -64,6 +64,8 @@ def quantity(value: float | None, kind: Kind) -> str:
         return percent(value)
     if kind is Kind.RATE:
         return f"{digits(value)}/s"
+    if kind is Kind.AMOUNT:
+        return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
     if kind is Kind.FACTOR:
         return f"{digits(value)} x"
     return f"{value:,.0f}" if float(value).is_integer() else digits(value)
@@ -269,7 +271,9 @@ def cache_words(summary: Mapping[str, Any]) -> str:
     if contract["state"] != "held":
         words[0] += f" ({contract['reason']})"
     if hit is not None:
-        words.insert(0, f"{percent(hit)} of the prompt tokens were read from cache")
+        best = cache["hits"]["hit_theoretical"]
+        most = "" if best is None else f" (endless caches: {percent(best)})"
+        words.insert(0, f"{percent(hit)} of the prompt tokens were read from cache{most}")
     return "; ".join(words) + "."
 
 

@@ -12,8 +12,10 @@ integers, so float32 products are exact, on any machine and in any order.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +30,12 @@ GRID = 512
 MOST = 4096
 """Beyond so many requests, equal groups of neighbours are drawn instead (blocks get no shorter)."""
 
+AT_ONCE = 2_000_000
 FEWEST = 3
 """Of two requests there is one block, so that all draws are the same: that is no interval of width 0."""
 
 Index = NDArray[np.int64]
+Owners = NDArray[np.integer[Any]]
 Counts = NDArray[np.float32]
 
 
@@ -39,32 +43,43 @@ Counts = NDArray[np.float32]
 class Blocks:
     """Drawn blocks over n requests: ``starts`` has shape [draws, blocks]; each block is ``length`` long."""
 
-    starts: Index
+    starts: NDArray[np.int32]
     length: int
     n: int
 
     def sums(self, per_request: Values) -> Values:
         """Sum of ``per_request`` over each draw, shape [draws]."""
         prefix = np.concatenate([[0.0], np.cumsum(per_request, dtype=np.float64)])
-        drawn: Values = (prefix[self.starts + self.length] - prefix[self.starts]).sum(axis=1)
+        drawn = np.empty(len(self.starts))
+        some = max(1, AT_ONCE // max(1, self.starts.shape[1]))
+        for part in _parts(len(self.starts), some):
+            starts = self.starts[part]
+            drawn[part] = (prefix[starts + self.length] - prefix[starts]).sum(axis=1)
         return drawn
 
     def weights(self) -> Counts:
         """How often each draw has each request, shape [draws, n]."""
-        draws, width = len(self.starts), self.n + 1
+        found = np.empty((len(self.starts), self.n), dtype=np.float32)
+        for part in _parts(len(self.starts), max(1, AT_ONCE // (self.n + 1))):
+            found[part] = self._weights(self.starts[part])
+        return found
+
+    def _weights(self, starts: NDArray[np.int32]) -> Index:
+        draws, width = len(starts), self.n + 1
         row = np.arange(draws)[:, None] * width
-        begins = np.bincount((row + self.starts).ravel(), minlength=draws * width)
-        ends = np.bincount((row + self.starts + self.length).ravel(), minlength=draws * width)
-        return np.cumsum((begins - ends).reshape(draws, width)[:, :-1], axis=1).astype(np.float32)
+        begins = np.bincount((row + starts).ravel(), minlength=draws * width)
+        ends = np.bincount((row + starts + self.length).ravel(), minlength=draws * width)
+        weights: Index = np.cumsum((begins - ends).reshape(draws, width)[:, :-1], axis=1)
+        return weights
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=2)
 def draw(n: int, draws: int = DRAWS, seed: int = SEED) -> Blocks:
     """Blocks of ceil(n^(1/3)) requests, as many as cover n. Needs n >= 1."""
     length = math.ceil(round(n ** (1 / 3), 9))
     count = math.ceil(n / length)
     starts = np.random.default_rng(seed).integers(0, n - length + 1, size=(draws, count))
-    return Blocks(starts.astype(np.int64), length, n)
+    return Blocks(starts.astype(np.int32), length, n)
 
 
 @lru_cache(maxsize=4)
@@ -85,14 +100,23 @@ def ratio_interval(over: Values, under: Values) -> Interval:
     return Interval(float(low), float(high))
 
 
-def mean_interval(values: Values, owners: Index, n: int) -> Interval:
+def mean_interval(values: Values, owners: Owners, n: int) -> Interval:
     """95 % of the mean of ``values``; ``owners[i]`` in 0..n-1 says whose value i is."""
     return ratio_interval(_sums(owners, n, values), _sums(owners, n))
 
 
-def _sums(owners: Index, n: int, values: Values | None = None) -> Values:
+def _sums(owners: Owners, n: int, values: Values | None = None) -> Values:
     """Per request the sum of its values, or their number."""
-    return np.bincount(owners, weights=values, minlength=n).astype(np.float64)
+    total = np.zeros(n)
+    for part in _parts(len(owners)):
+        weights = None if values is None else values[part]
+        total += np.bincount(owners[part], weights=weights, minlength=n)
+    return total
+
+
+def _parts(n: int, size: int = AT_ONCE) -> Iterator[slice]:
+    """Some at a time: what numpy makes of them on the way takes several times their room."""
+    return (slice(at, at + size) for at in range(0, n, size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +128,26 @@ class QuantileDraws:
     """[draws, k]: samples of a draw at or below grid[k]."""
 
     @staticmethod
-    def of(values: Values, owners: Index, n: int, weights: Counts | None = None) -> QuantileDraws | None:
-        """None where there is nothing to draw from."""
+    def of(
+        values: Values,
+        owners: Owners,
+        n: int,
+        weights: Counts | None = None,
+        ordered: Values | None = None,
+    ) -> QuantileDraws | None:
+        """``ordered``: the values, sorted, where that is at hand. None if there is nothing to draw from."""
         if n < FEWEST or len(values) == 0:
             return None
         group = math.ceil(n / MOST)
-        owners, n = owners // group, math.ceil(n / group)
-        order = np.argsort(values, kind="stable")
-        ranks = _grid(len(values))
-        cell = np.searchsorted(ranks, np.arange(len(values)), side="left")
-        counts = np.bincount(owners[order] * len(ranks) + cell, minlength=n * len(ranks))
-        per_request = np.cumsum(counts.reshape(n, len(ranks)), axis=1).astype(np.float32)
+        n = math.ceil(n / group)
+        grid = np.unique((np.sort(values) if ordered is None else ordered)[_grid(len(values))])
+        counts = np.zeros(n * len(grid), dtype=np.int64)
+        for part in _parts(len(values)):
+            cell = np.searchsorted(grid, values[part], side="left")
+            counts += np.bincount(owners[part] // group * len(grid) + cell, minlength=len(counts))
+        per_request = np.cumsum(counts.reshape(n, len(grid)), axis=1).astype(np.float32)
         drawn = _weights(n) if weights is None else weights
-        return QuantileDraws(values[order][ranks], drawn @ per_request)
+        return QuantileDraws(grid, drawn @ per_request)
 
     def interval(self, q: float) -> Interval:
         """95 % of the quantile q; bounds are sample values."""

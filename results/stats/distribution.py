@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -48,15 +49,22 @@ def quantile_of(statistic: str) -> float | None:
 
 @dataclass(frozen=True)
 class Distribution:
-    """Samples of requests in due order. ``pooled``: a request has many samples, so they depend."""
+    """Samples of requests in due order. ``pooled``: a request has many samples, so they depend.
 
-    samples: Samples
+    They may be many: ``make`` gives them again whenever they are asked for after they were let go.
+    """
+
+    make: Callable[[], Samples] = field(repr=False)
     pooled: bool = False
     why_none: str = "no samples"
     """The reason if there are none."""
     _cache: dict[str, Estimate] = field(default_factory=dict)
 
-    @property
+    @cached_property
+    def samples(self) -> Samples:
+        return self.make()
+
+    @cached_property
     def n(self) -> int:
         return self.samples.n
 
@@ -70,13 +78,13 @@ class Distribution:
 
     @cached_property
     def _requests(self) -> tuple[Any, int]:
-        """Owners renumbered 0..k-1 in due order, and k."""
-        owners, numbered = np.unique(self.samples.owners, return_inverse=True)
-        return numbered.astype(np.int64), len(owners)
+        """Owners, which are in due order, renumbered 0..k-1; and k."""
+        numbered = np.cumsum(np.diff(self.samples.owners, prepend=-1) != 0, dtype=np.int32) - np.int32(1)
+        return numbered, int(numbered[-1]) + 1 if len(numbered) else 0
 
     @cached_property
     def _draws(self) -> QuantileDraws | None:
-        return QuantileDraws.of(self.samples.values, *self._requests)
+        return QuantileDraws.of(self.samples.values, *self._requests, ordered=self._ordered)
 
     def estimate(self, statistic: str) -> Estimate:
         """``pNN``, ``mean``, ``min``, ``max`` or ``count``."""
@@ -131,9 +139,13 @@ class Distribution:
             result["ci95"] = intervals
         if result["p99"] is not None and self.n < FEW_FOR_P99:
             result["p99_mark"] = f"n<{FEW_FOR_P99}"
-        for name in ("_ordered", "_requests", "_draws"):  # large, and nearly all is said now
-            self.__dict__.pop(name, None)
+        self.let_go()
         return result
+
+    def let_go(self) -> None:
+        """Keep what was said, not what it was said of."""
+        for name in ("samples", "_ordered", "_requests", "_draws"):
+            self.__dict__.pop(name, None)
 
 
 def all_attempts(values: Values, failed: Mask, bound_s: float | None) -> dict[str, Any]:

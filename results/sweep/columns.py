@@ -12,8 +12,10 @@ from typing import Any
 
 import pandas as pd
 
+from results import cachehits
+from results.economy import PER_GOOD
 from results.outcomes import Mask, group_counts
-from results.rates import inside, rate, token_times
+from results.rates import per_second, rate
 from results.run import RunData
 from results.stats.saturation import saturation
 from results.sweep import engine
@@ -21,6 +23,10 @@ from results.view import TIERS, View
 
 RATES = ("asked", "offered", "completed", "good")
 GROUPS = ("rejected", "expired", "cancelled")
+SHARES = ("attainment_strict", "completed_share")
+TOKENS = ("good_tokens", "out_tps", "peak_tps")
+FACTORS = ("slowdown", "session_stretch")
+HITS = (*cachehits.HITS, "hit_theoretical", "cache_report_coverage")
 LATENCIES = ("queue_wait", "ttft_sched", "ttft", "itl", "tpot", "e2e_sched", "e2e")
 """Those from the due time say nothing of a closed loop: it has those from the send."""
 QUANTILES = ("p50", "p90", "p99")
@@ -30,8 +36,11 @@ COLUMNS: tuple[str, ...] = (
     "planned",
     *(f"{name}_rate" for name in RATES),
     "attainment",
+    *SHARES,
     *GROUPS,
-    *(f"{metric}_{q}" for metric in LATENCIES for q in QUANTILES),
+    *(f"{metric}_{q}" for metric in (*LATENCIES, *FACTORS) for q in QUANTILES),
+    *TOKENS,
+    *HITS,
     *(f"cached_tokens_{tier}" for tier in TIERS),
     "cached_tokens_reported",
     "kv_mean",
@@ -40,6 +49,8 @@ COLUMNS: tuple[str, ...] = (
     "decode_tokens_s",
     "allocation_failures",
     "preemptions",
+    "service_gap",
+    *PER_GOOD,
     "over_saturated",
 )
 """Rates in 1/s, latencies in s, tokens plain, shares 0 to 1."""
@@ -72,7 +83,11 @@ def columns(data: RunData, summary: Mapping[str, Any]) -> dict[str, Row]:
         row = Row()
         _client_side(row, block, own=data.judging.own_engine)
         _engine_side(row, data, view, name)
+        _hits(row, view, name)
+        for metric in PER_GOOD:
+            row.put(metric, *_per_good(summary["economy"], metric, name))
         assert set(row.values) == set(COLUMNS), "each column is filled"
+        row.values = {column: row.values[column] for column in COLUMNS}
         rows[name or ALL] = row
     return rows
 
@@ -82,9 +97,14 @@ def _client_side(row: Row, block: Mapping[str, Any], *, own: bool) -> None:
     for name in RATES:
         row.put(f"{name}_rate", block["rates"][name], block["rates"].get("reason"))
     row.put("attainment", block["attainment_for_gates"], "no request to count")
+    row.put("attainment_strict", block["attainment_strict"], "no request to count")
+    row.put("completed_share", block["completed_share"], block.get("completed_share_reason"))
     for name in GROUPS:
         row.put(name, block["groups"][name])
-    for metric in LATENCIES:
+    for name in TOKENS:
+        row.put(name, block["rates"][name], block["rates"].get("reason"))
+    row.put("service_gap", block["service_gap"], block.get("service_gap_reason"))
+    for metric in (*LATENCIES, *FACTORS):
         table = block["metrics"][metric]
         for q in QUANTILES:
             reason = table.get(f"{q}_reason")
@@ -101,8 +121,8 @@ def _engine_side(row: Row, data: RunData, view: View, name: str | None) -> None:
     for end in ("mean", "max"):
         row.put(f"kv_{end}", *usage.part(end))
     row.put("prefill_tokens_s", *engine.prefill_rate(data, view, rows))
-    times, tokens = token_times(view.data[rows])
-    row.put("decode_tokens_s", rate(tokens[inside(times, spans)].sum(), spans), "the window has no length")
+    tokens = per_second(view.data[rows], spans).sum()
+    row.put("decode_tokens_s", rate(tokens, spans), "the window has no length")
     if name is None:
         row.put("allocation_failures", *engine.increase(data.scrapes, engine.ALLOCATION_FAILURES))
     else:
@@ -112,6 +132,19 @@ def _engine_side(row: Row, data: RunData, view: View, name: str | None) -> None:
         preempted = engine.increase(data.scrapes, engine.PREEMPTIONS)
     row.put("preemptions", *preempted)
     row.put("over_saturated", *_over(view, rows))
+
+
+def _hits(row: Row, view: View, name: str | None) -> None:
+    data = view.data[view.of_class(name) & view.in_window]
+    for hit in HITS:
+        found = cachehits.hit(data, hit)
+        row.put(hit, found.value, found.reason)
+
+
+def _per_good(block: Mapping[str, Any], metric: str, name: str | None) -> tuple[float | None, str | None]:
+    if name is not None:
+        return None, "the classes share the replicas"
+    return block[metric], block.get(f"{metric}_reason")
 
 
 def _cached(row: Row, view: View, window: Mask) -> None:

@@ -17,7 +17,7 @@ from results.sweep.points import NOT_THE_TARGET, Decision
 from results.sweep.search import Kind, ask, found
 from results.sweep.spec import PointRun, SweepSpec, decisive, history, of_cell
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 def conclude(

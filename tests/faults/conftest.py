@@ -27,6 +27,7 @@ class ScriptedTarget:
         self.reach: dict[tuple[str, Any], float] = {}
         self.failing: set[str] = set()
         self.living: dict[str, float] = {}
+        self.lost = 0
         self.workers = [
             {"worker": k, "state": "in_rotation", "incarnation": f"{k}.1", "pid": 100 + k}
             for k in range(workers)
@@ -82,6 +83,11 @@ class ScriptedTarget:
 
     async def release(self, hold_id: int) -> None:
         self._note("release", *self._holds[hold_id])
+
+    async def tier(self, disk: str | None) -> None:
+        self._note("tier", disk)
+        for row in self.workers:
+            row["disk"] = {"fault": disk, "spills_lost": self.lost, "fetches_lost": 0}
 
     async def truth(self) -> list[dict[str, Any]]:
         return []

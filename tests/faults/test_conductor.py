@@ -14,6 +14,7 @@ from faults.conductor import Conductor, edit
 from faults.fault import Fault, FaultWindow, Seen, Stage
 from faults.noop import Noop
 from faults.table import FAULTS
+from faults.tier import BreakDisk
 from faults.when import InDecode, InPrefill
 from faults.worker import FreezeWorker, KillWorker
 from loadgen.plan import Plan
@@ -146,6 +147,7 @@ def test_every_fault_names_its_window_and_leaves_ids_in_order(name: str, plan: P
         "burst": Burst("f", "chat", at=1.0, for_=2.0, rate=3.0),
         "kill_worker": KillWorker("f", worker=0, at=1.0, when=InPrefill(1)),
         "freeze_worker": FreezeWorker("f", worker=0, at=1.0, for_=1.0),
+        "break_disk": BreakDisk("f", "full", at=1.0, for_=1.0),
     }[name]
     assert type(fault) is FAULTS[name]
     window: FaultWindow = fault.window()

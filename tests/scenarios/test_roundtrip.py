@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import get_args, get_origin, get_type_hints
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 from pydantic import TypeAdapter
@@ -174,6 +174,8 @@ def _required(f: dataclasses.Field[object]) -> bool:
 
 
 def _example(key: str, hint: object) -> object:
+    if get_origin(hint) is Literal:
+        return get_args(hint)[0]
     if get_origin(hint) is tuple:
         return [_example(key, get_args(hint)[0])]
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):

@@ -83,7 +83,7 @@ def test_everything_that_is_supported(parse):
     assert (call.cache_salt, call.retention) == ("x", "1h")
     assert parse(ignore_eos=True).sampling.ignore_eos
     assert parse(top_k=-1).sampling.top_k == 0
-    assert chat(max_completion_tokens=5).max_tokens == 5
+    assert parse(max_completion_tokens=5).max_tokens == 5
 
 
 def test_logprobs_in_both_dialects():
@@ -167,6 +167,7 @@ def test_a_field_that_would_change_the_output_is_refused_by_name(name):
         ({"logit_bias": {"1": "2"}}, "logit_bias"),
         ({"logit_bias": {"1": 100.5}}, "logit_bias"),
         ({"logit_bias": {"1": None}}, "logit_bias"),
+        ({"logit_bias": {"1": 100, "01": 100}}, "logit_bias"),
         ({"logit_bias": [1]}, "logit_bias"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
@@ -215,13 +216,13 @@ JSON = st.recursive(
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"prompt": [7, -1]}, "prompt.1: Input should be greater than or equal to 0"),
-        ({"prompt": [1 << 32]}, "prompt.0: Input should be less than 4294967296"),
-        ({"prompt": [7, "a"]}, "prompt.1: Input should be a valid integer"),
-        ({"prompt": ["a", 7]}, "prompt.1: Input should be a valid string"),
-        ({"prompt": [[1], [2, -3]]}, "prompt.1.1: Input should be greater than or equal to 0"),
-        ({"prompt": 7}, "prompt: Input should be a valid string"),
-        ({"stop": ["a", 1]}, "stop.1: Input should be a valid string"),
+        ({"prompt": [7, -1]}, "prompt.1: Input should be greater than or equal to 0, not -1"),
+        ({"prompt": [1 << 32]}, "prompt.0: Input should be less than 4294967296, not 4294967296"),
+        ({"prompt": [7, "a"]}, 'prompt.1: Input should be a valid integer, not "a"'),
+        ({"prompt": ["a", 7]}, "prompt.1: Input should be a valid string, not 7"),
+        ({"prompt": [[1], [2, -3]]}, "prompt.1.1: Input should be greater than or equal to 0, not -3"),
+        ({"prompt": 7}, "prompt: Input should be a valid string, not 7"),
+        ({"stop": ["a", 1]}, "stop.1: Input should be a valid string, not 1"),
     ],
 )
 def test_of_a_list_the_item_that_is_wrong_is_named(body, message):
@@ -229,6 +230,38 @@ def test_of_a_list_the_item_that_is_wrong_is_named(body, message):
     with pytest.raises(ApiError) as refused:
         completion(**body)
     assert (refused.value.message, refused.value.param) == (message, next(iter(body)))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "limit"),
+    [
+        ("max_tokens", 0, "1"),
+        ("max_completion_tokens", -3, "1"),
+        ("n", 129, "128"),
+        ("temperature", 2.5, "2"),
+        ("top_p", -0.5, "0"),
+        ("min_p", 7, "1"),
+        ("top_k", -2, "-1"),
+        ("repetition_penalty", 0.05, "0.1"),
+        ("frequency_penalty", 3, "2"),
+        ("min_tokens", -1, "0"),
+        ("logprobs", 21, "20"),
+    ],
+)
+def test_a_refusal_names_field_value_and_limit(field, value, limit):
+    """As docs/http.md promises: nobody has to guess what of the body was meant."""
+    with pytest.raises(ApiError) as refused:
+        completion(**{field: value})
+    message = refused.value.message
+    assert message.startswith(f"{field}: ")
+    assert message.endswith(f" {limit}, not {value}")
+
+
+def test_a_long_wrong_value_is_cut():
+    """What was given is shown as far as it helps."""
+    with pytest.raises(ApiError, match=r'seed: .*, not "x{90,100}') as refused:
+        completion(seed="x" * 1_000_000)
+    assert len(refused.value.message) < 300
 
 
 FIELDS = sorted({*Chat.model_fields, *Completion.model_fields, *NEUTRAL} - {"model", "prompt", "messages"})

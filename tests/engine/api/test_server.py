@@ -1,4 +1,5 @@
 import asyncio
+import gzip
 import json
 import stat
 
@@ -113,6 +114,31 @@ def test_a_stalled_reader_is_cut_off():
     served(test, stall_s=0.3)
 
 
+def test_bodies_that_cannot_be_read():
+    """Packed and broken, or announced too large: the client's error in our shape, and the next is served."""
+
+    async def test(fleet, url, port):
+        async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+            for body in (b"plain", gzip.compress(b"{}")[:-4] + b"rest"):
+                headers = {"Content-Encoding": "gzip"}
+                answer = await client.post("/v1/completions", content=body, headers=headers)
+                assert answer.status_code == 400
+                assert answer.json()["error"]["code"] == "invalid_body"
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n{")
+        assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 413")
+        writer.close()
+        async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+            packed = gzip.compress(json.dumps({"model": "tiny", "prompt": ""}).encode())
+            answer = await client.post(
+                "/v1/completions", content=packed, headers={"Content-Encoding": "gzip"}
+            )
+            assert answer.json()["error"]["message"] == "prompt: must not be empty"
+        assert fleet.asks == []
+
+    served(test)
+
+
 class FakeControls:
     def __init__(self) -> None:
         self.calls: list[object] = []
@@ -163,6 +189,9 @@ def test_the_admin_door(tmp_path):
         url = await server.start("127.0.0.1", 0)
         try:
             async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+                for token_given in (b"Bearer", b"Bearer \xff", b"Bearer \xc3\xa9"):
+                    answer = await client.get("/admin/state", headers={b"Authorization": token_given})
+                    assert answer.json()["error"]["code"] == "unauthorized"
                 assert (await client.get("/admin/state")).status_code == 401
                 client.headers["Authorization"] = f"Bearer {token}"
                 await talk(client)
@@ -184,12 +213,23 @@ def test_the_admin_door(tmp_path):
         assert await post("/admin/hold", phase="queued", request="r") == (200, {"hold_id": 7})
         assert (await post("/admin/hold", phase="later"))[0] == 400
         assert (await post("/admin/hold"))[0] == 400
+        for wrong in (
+            {"request": 5},
+            {"request": "\ud800"},
+            {"worker": "0"},
+            {"worker": True},
+            {"worker": [0]},
+        ):
+            answer = await client.post("/admin/hold", content=json.dumps({"phase": "queued"} | wrong))
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value"), wrong
         held = (await client.get("/admin/hold/7", params={"timeout": "1"})).json()
         assert held["held"]["request"] == "r"
         assert (await client.get("/admin/hold/8")).json() == {"held": None}
         assert (await client.get("/admin/hold/8", params={"timeout": "soon"})).status_code == 400
         assert await post("/admin/release", hold_id=7) == (200, {})
         assert (await post("/admin/pool", blocks="many"))[0] == 400
+        broken = await client.post("/admin/pool", content=b"{", headers={"Content-Encoding": "gzip"})
+        assert (broken.status_code, broken.json()["error"]["code"]) == (400, "invalid_value")
         assert (await post("/admin/pool", blocks=10**30))[0] == 400
         assert await post("/admin/pool", blocks=5) == (200, {})
         changed = await client.patch("/admin/config", json={"queue.max_requests": 5})

@@ -195,6 +195,9 @@ def test_a_refusal_keeps_its_status_and_retry_after(bench):
     assert (sink.status, sink.headers["Retry-After"]) == (429, "7")
     assert sink.json["error"]["code"] == "queue_full"
     assert sink.json["error"]["type"] == "rate_limit_error"
+    assert sink.json["error"]["retriable"] is True
+    bench.fleet.rejection = Rejected(400, "context_length_exceeded", "it does not fit")
+    assert "retriable" not in bench.complete()[0].json["error"]
 
 
 def test_identity_comes_from_headers(bench):
@@ -342,6 +345,26 @@ def test_long_prompts_are_tokenised_on_a_thread():
             await service.settled()
             assert len(fleet.asks[0].tokens) == 20_000
             assert bad.status == 400
+
+    asyncio.run(main())
+
+
+def test_long_texts_are_counted_on_a_thread():
+    """/tokenize of a long text keeps no stream waiting: the same answer, good or bad, a little later."""
+
+    async def main():
+        with ThreadPoolExecutor(1) as executor:
+            fleet = FakeFleet()
+            fleet.digests = lambda tokens, tenant: []
+            service = Service(fleet, TOKENIZER, CONFIG, STAMPS, executor)
+            good, bad = FakeSink(), FakeSink()
+            for sink, prompt in ((good, "x" * 20_000), (bad, "x" * 20_000 + "\ud800")):
+                data = json.dumps({"prompt": prompt}).encode()
+                service.handle(ApiRequest("POST", "/tokenize", {}, data), sink)
+            assert (good.status, bad.status) == (None, None)
+            await service.settled()
+            assert (good.status, good.json["count"]) == (200, 20_000)
+            assert (bad.status, bad.json["error"]["param"]) == (400, "prompt")
 
     asyncio.run(main())
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.fleet.index import EventIndex, PredictedIndex
+from engine.fleet.index import EventIndex
+from engine.fleet.predicted import PredictedIndex
 from engine.kv.blocks import block_digests
 from engine.messages import KvEvent, KvEvents
 from engine.request import MissReason

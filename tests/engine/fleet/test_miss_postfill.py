@@ -7,8 +7,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.fleet.index import EventIndex, PredictedIndex
+from engine.fleet.index import EventIndex
 from engine.fleet.misses import facts_at, refine
+from engine.fleet.predicted import PredictedIndex
 from engine.kv.blocks import block_digests
 from engine.messages import KvEvent, KvEvents
 from engine.request import Miss, MissReason

@@ -76,3 +76,40 @@ def test_broken_jinja_is_named():
     """A template that does not parse fails when it is loaded."""
     with pytest.raises(ValueError, match="not valid Jinja"):
         ChatTemplate("{% for %}", {})
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[0].calls | tojson(indent=2) }}",
+        "{{ messages[7].content }}",
+        "{{ 1 // (messages | length - 1) }}",
+        "{{ messages[0].calls.missing.more }}",
+        "{{ range(10 ** 30) }}",
+    ],
+)
+def test_whatever_a_template_stumbles_over_is_the_messages_fault(source):
+    """Nested too deeply, too few of them, a division by none: each is a refusal."""
+    deep: list = []
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(ValueError, match="the chat template"):
+        ChatTemplate(source, {}).render([{"role": "user", "content": "x", "calls": deep}])
+
+
+def test_marks_of_training_are_no_text():
+    """Templates may say what the assistant generates; a prompt has it without the marks."""
+    source = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %};{% endfor %}"
+    assert ChatTemplate(source, {}).render([*HELLO, *HELLO]).count(";") == 2
+    with pytest.raises(ValueError, match="not valid Jinja"):
+        ChatTemplate("{% generation %}", {})
+
+
+def test_json_as_transformers_writes_it():
+    """The arguments of its ``tojson``, by name and in its order."""
+    template = ChatTemplate(
+        "{{ {'b': 'é', 'a': 1} | tojson(separators=(',', ':'), sort_keys=true) }}"
+        "{{ 'é' | tojson(true) }}{{ {'a': 1} | tojson(indent=1) }}",
+        {},
+    )
+    assert template.render(HELLO) == '{"a":1,"b":"é"}"\\u00e9"{\n "a": 1\n}'

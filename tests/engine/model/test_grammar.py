@@ -155,6 +155,9 @@ def test_the_end_of_the_schema_comes_before_min_tokens(schemas):
 LINKS = {f"d{i}": {"pattern": f".*{i}.{{1,50}}", "$ref": f"#/$defs/d{i + 1}"} for i in range(30)}
 CHAIN = {"$ref": "#/$defs/d0", "$defs": {**LINKS, "d30": {"type": "string"}}}
 """Merging regular expressions takes the library a time that no limit of its own bounds."""
+BOUNDS = ("multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+ENDLESS = ("1e400", "-1e400", "Infinity", "NaN")
+"""What Python's JSON makes numbers of that JSON does not have."""
 DEEP = '{"items":' * 100 + "{}" + "}" * 100
 
 
@@ -186,6 +189,7 @@ DEEP = '{"items":' * 100 + "{}" + "}" * 100
         ('{"allOf": [{"multipleOf": 83}, {"multipleOf": 89}]}', "83, 89 .* multiplied"),
         (json.dumps({"properties": {f"p{i}": {"multipleOf": 700} for i in range(900)}}), "above 5000"),
         ('{"multipleOf": "x"}', "."),
+        *((f'{{"type": "number", "{key}": {value}}}', ".") for key in BOUNDS for value in ENDLESS),
         (DEEP, "64 levels"),
         ('{"x":"' + "x" * MAX_BYTES + '"}', f"at most {MAX_BYTES}"),
         ('{"type": "string", "maxLength": 4000000000000}', "."),

@@ -114,6 +114,21 @@ def test_broken_folders_are_named(folder, tmp_path_factory):
         HfTokenizer(folder)
 
 
+@pytest.mark.parametrize("value", [True, -1, 1.5, "<end>", [1, -1], ["a"], [None], [[1]], {"id": 1}])
+def test_end_ids_that_are_none_are_named(folder, value):
+    """A negative one would be some other token's from behind."""
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
+    with pytest.raises(ValueError, match=r"generation_config\.json: eos_token_id is .* neither an id nor"):
+        HfTokenizer(folder)
+
+
+def test_a_template_that_is_no_text_is_named(folder):
+    """The file stands in the message."""
+    (folder / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"chat_template\.jinja: cannot be read"):
+        HfTokenizer(folder)
+
+
 @pytest.fixture(scope="module")
 def pulled():
     folder = model_folder("smollm2-135m")

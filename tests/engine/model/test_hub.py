@@ -16,7 +16,7 @@ safetensors = pytest.importorskip("safetensors.torch")
 from engine.config import EngineConfig  # noqa: E402
 from engine.model import ModelError, load_runner, load_tokenizer, resolve  # noqa: E402
 from engine.model.fetch import PullError  # noqa: E402
-from engine.model.hub import is_hub_id  # noqa: E402
+from engine.model.hub import RemoteFile, Repository, is_hub_id, prepare  # noqa: E402
 from engine.model.hub_child import explain  # noqa: E402
 from engine.model.pull import is_pulled, listing, model_folder, pull  # noqa: E402
 from engine.model.weights import random_tensors  # noqa: E402
@@ -234,3 +234,16 @@ def test_to_names_the_models_own_folder(hub, tmp_path):
     assert resolve(str(target)) == target
     with pytest.raises(PullError, match="holds another model"):
         pull("acme/small@v1", to=target)
+
+
+@pytest.mark.parametrize("shard", [5, None, ["x.safetensors"], "../x.safetensors", "x.safetensors"])
+def test_an_index_of_files_that_are_not_there(hub, monkeypatch, shard):
+    """Whatever it names instead, beside a good name too, is said before weights are fetched."""
+    monkeypatch.setattr("engine.model.hub.download", lambda *_: None)
+    index = {"weight_map": {"a": "model-1.safetensors", "b": shard}}
+    (hub.folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    names = ("tokenizer.json", "config.json", "model.safetensors.index.json", "model-1.safetensors")
+    files = {name: RemoteFile(1, None) for name in names}
+    repository = Repository("acme/small", COMMIT, "http://127.0.0.1", files)
+    with pytest.raises(PullError, match=r"acme/small: .*index\.json names .*, which it does not have"):
+        prepare(repository, hub.folder)

@@ -134,6 +134,9 @@ def test_other_content_has_another_digest(tmp_path):
         ({"rank_pattern": {"q_proj": 0}}, "not a table of which each value is a whole number of at least 1"),
         ({"r": "8"}, "r is '8'"),
         ({"lora_alpha": None}, "lora_alpha is None"),
+        ({"lora_alpha": 10**400}, "lora_alpha is 1000"),
+        ({"lora_alpha": 1e308}, "lora_alpha is 1e+308, not a number of at most"),
+        ({"alpha_pattern": {"q_proj": 10**400}}, "alpha_pattern is {'q_proj': 1000"),
         ({"rank_pattern": {"(": 4}}, "rank_pattern '(' is no regular expression"),
         ({"alpha_pattern": {"q_proj": "x"}}, "alpha_pattern is"),
         ({"target_modules": [1]}, "target_modules is [1]"),
@@ -295,3 +298,37 @@ def test_the_budget_leaves_room_for_the_adapters_of_the_start(tmp_path):
     assert found.blocks < budget(plain).blocks
     with pytest.raises(ModelError, match="MB of adapters and no KV block"):
         budget(replace(plain, adapters={"large": large}, memory=MemoryConfig(total=460_000)))
+
+
+def test_layers_that_are_none_are_all(tmp_path):
+    """An empty list means what peft means by it."""
+    adapter = lora_folders.adapter(tmp_path, layers_to_transform=[])
+    assert {module.layer for module in read(adapter).modules} == {0, 1}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_values_that_are_no_numbers_are_refused(tmp_path, value, dtype):
+    """Each output of such an adapter would be none either."""
+    lora_folders.adapter(tmp_path)
+    tensors = lora_folders.tensors_of(lora_folders.modules_of(TINY))
+    tensors = {name: tensor.astype(dtype) for name, tensor in tensors.items()}
+    assert read(_saved(tmp_path, tensors)).rank == 4
+    name = list(tensors)[5]
+    tensors[name][1, 2] = value
+    with pytest.raises(ModelError, match=f"tensor {name} holds values that are no numbers"):
+        read(_saved(tmp_path, tensors))
+
+
+def _saved(folder, tensors):
+    lora_folders.save_tensors(folder / WEIGHTS, tensors)
+    return folder
+
+
+@pytest.mark.parametrize("folder", ["x" * 5000, "~nobody-of-this-name/adapter"])
+@pytest.mark.parametrize("model", ["tiny", "simulated"])
+def test_a_path_that_can_be_none_is_said(folder, model):
+    """Neither a traceback nor a wrong word."""
+    with pytest.raises(ModelError, match="can be no folder") as refused:
+        read_adapter(EngineConfig(model=model), folder)
+    assert len(str(refused.value)) < 400

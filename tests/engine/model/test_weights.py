@@ -23,6 +23,7 @@ from engine.model.weights import (  # noqa: E402
     load_tensors,
     random_digest,
     random_tensors,
+    weight_files,
     weights_digest,
 )
 
@@ -262,3 +263,12 @@ def test_the_number_of_parameters_is_that_of_the_tensors(small_config):
     variants = (replace(small_config, qkv_bias=True), replace(small_config, qk_norm=True))
     for config in (TINY, small_config, *variants):
         assert config.parameters == sum(tensor.numel() for tensor in random_tensors(config, 0).values())
+
+
+@pytest.mark.parametrize("name", [None, 5, 1.5, True, [], ["x.safetensors"], {"a": 1}])
+def test_an_index_that_names_no_files_is_refused(tmp_path, name):
+    """Beside good names too."""
+    for shards in ({"a": name}, {"a": "x.safetensors", "b": name}):
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+        with pytest.raises(ModelError, match=r"index\.json: weight_map names .* no file's name"):
+            weight_files(tmp_path)
