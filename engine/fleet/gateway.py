@@ -17,21 +17,21 @@ from typing import Any
 from engine import messages as m
 from engine.config import EngineConfig
 from engine.fleet.adapters import Adapters
-from engine.fleet.backend import Ask, Generated, Rejected
+from engine.fleet.backend import Ask, Rejected
 from engine.fleet.breakpoints import Breakpoints
-from engine.fleet.dispatch import PREDICTED_NS, Dispatcher
+from engine.fleet.dispatch import Dispatcher
 from engine.fleet.door import Door, Identity, config_digest
 from engine.fleet.health import WorkerHealth
+from engine.fleet.hearing import Hearing
 from engine.fleet.holds import Breakpoint, Holds
-from engine.fleet.lives import DEAD_END, Lives
+from engine.fleet.lives import Lives
 from engine.fleet.rotation import Rotation
-from engine.fleet.run import Action, Emit, Run, Stage
+from engine.fleet.run import Action, Run, Stage
 from engine.fleet.timers import Timers
 from engine.request import Finish
 from engine.sched.fairness import DEFAULT_TENANT
 from engine.telemetry import Meter
 
-_RECALLS = {"draining": "draining", "recalled": "urgent"}
 TOO_LATE = "its turn came too late to be done by its deadline"
 _GATE_CODES = ("empty_prompt", "invalid_max_tokens", "unknown_class", "unknown_retention", "tenant_kv_limit")
 
@@ -55,18 +55,19 @@ class Gateway:
         self.lives.config_id = config_digest(config)
         self.breakpoints = Breakpoints(self.holds, self.health, self.dispatcher, self.lives, self._timers)
         self.rotation = Rotation(self.health, self.dispatcher, self.lives, self._timers, meter)
+        self.hearing = Hearing(self.health, self.dispatcher, self.adapters, self.lives, self._timers, meter)
         self._overrides: dict[str, Any] = {}
         self.disk_fault: m.DiskFault | None = None
         """What is wrong with the workers' disks, those of later incarnations too."""
         self._handlers: dict[type[Any], Callable[[int, Any, int], None]] = {
             m.Hello: self._on_hello,
             m.Heartbeat: self.rotation.heartbeat,
-            m.TokensOut: self._on_tokens,
-            m.StepTokens: self._on_step_tokens,
-            m.Progress: self._on_progress,
-            m.Refused: self._on_refused,
-            m.Done: self._on_done,
-            m.KvEvents: self._on_kv_events,
+            m.TokensOut: self.hearing.tokens,
+            m.StepTokens: self.hearing.step_tokens,
+            m.Progress: self.hearing.progress,
+            m.Refused: self.hearing.refused,
+            m.Done: self.hearing.done,
+            m.KvEvents: self.hearing.kv_events,
             m.Held: self.breakpoints.held,
             m.AdapterState: lambda worker, state, now: self.adapters.hears(worker, state),
             m.Failed: lambda worker, failed, now: self.rotation.failed(worker, failed.reason, now),
@@ -122,7 +123,9 @@ class Gateway:
         handler = self._handlers.get(type(message))
         if handler is None:
             return
-        moves_nobody = isinstance(message, m.TokensOut | m.StepTokens) and self._decodes(worker, message)
+        moves_nobody = isinstance(message, m.TokensOut | m.StepTokens) and self.hearing.decodes(
+            worker, message
+        )
         handler(worker, message, now)
         if not moves_nobody:
             self._dispatch(now)
@@ -217,104 +220,6 @@ class Gateway:
         if self.disk_fault is not None:
             self.lives.send(worker, m.BreakDisk(self.disk_fault))
         self.breakpoints.introduce(worker)
-
-    def _on_tokens(self, worker: int, message: m.TokensOut, now: int) -> None:
-        run = self.lives.attempt(worker, message.id, message.attempt)
-        if run is None:
-            self.meter.inc("headrace_router_fenced_tokens_total", len(message.ids))
-            return
-        self._sign(run, worker, now)
-        self.dispatcher.ledger.first_token(run.key, len(run.request.tokens))
-        self.dispatcher.charges.served(run, len(message.ids))
-        if not run.first_token:
-            run.first_token = True
-            key = run.key
-            self._timers.at(now + PREDICTED_NS, lambda _: self.dispatcher.predicted.leave(key))
-        if message.choice in run.over:
-            return
-        if message.finish is not None:
-            run.over.add(message.choice)
-        if run.intent in (None, Finish.EXPIRED):  # what an expired one still says is its partial text
-            run.generated += len(message.ids)
-            said = Generated(message.ids, message.choice, message.logprobs, message.finish)
-            self.lives.emit(Emit(run.id, said))
-
-    def _on_step_tokens(self, worker: int, message: m.StepTokens, now: int) -> None:
-        for said in message.apart():
-            self._on_tokens(worker, said, now)
-
-    def _decodes(self, worker: int, message: m.TokensOut | m.StepTokens) -> bool:
-        """One more token of requests in decode: nobody who waits can go for it."""
-        if isinstance(message, m.StepTokens):  # nobody's first one comes so
-            return worker not in self.dispatcher.refusing
-        run = self.lives.attempt(worker, message.id, message.attempt)
-        return run is not None and run.first_token and worker not in self.dispatcher.refusing
-
-    def _on_progress(self, worker: int, message: m.Progress, now: int) -> None:
-        run = self.lives.attempt(worker, message.id, message.attempt)
-        if run is not None:
-            self._sign(run, worker, now)
-            left = len(run.request.tokens) - message.computed
-            self.dispatcher.ledger.progress(run.key, left)
-
-    def _on_refused(self, worker: int, message: m.Refused, now: int) -> None:
-        run = self.lives.attempt(worker, message.id, message.attempt)
-        if run is None:
-            return
-        self.health[worker].breaker.withdrawn()
-        if message.reason in _RECALLS:
-            self.meter.inc("headrace_router_recalls_total", reason=_RECALLS[message.reason])
-        if message.reason != "recalled":
-            self.dispatcher.refusing.add(worker)
-        self.lives.handed_back(run, now)
-
-    def _on_done(self, worker: int, done: m.Done, now: int) -> None:
-        run = self.lives.attempt(worker, done.id, done.attempt)
-        if run is None:
-            return
-        self._sign(run, worker, now)
-        breaker = self.health[worker].breaker
-        fault = self.adapters.fault(worker, run.request.adapter)
-        if done.reason is Finish.ERROR and fault is not None:
-            breaker.withdrawn()
-            self.lives.failed(run, "adapter_unavailable", fault, now, done.truth)
-            return
-        if done.reason is Finish.ERROR:
-            if done.own_fault:
-                breaker.succeeded()
-            else:
-                breaker.failed(now)
-            message = done.error or f"a step of worker {worker} failed"
-            code = DEAD_END if done.own_fault else "step_failed"
-            self.lives.failed(run, code, message, now, done.truth)
-            return
-        if done.reason is Finish.CANCELLED:
-            breaker.withdrawn()
-        else:
-            breaker.succeeded()
-        # A stop string that was found is the end, whatever its worker ended it for meanwhile.
-        reason = Finish.STOP if run.intent is Finish.STOP else done.reason
-        if done.reason in (Finish.STOP, Finish.LENGTH):
-            each = round(done.truth.generated / run.request.n)
-            self.dispatcher.outputs.ended(run.entry.class_, each)
-        if run.choice is not None and done.truth.first_scheduled is not None:
-            self.meter.inc("headrace_router_predicted_hit_tokens_total", run.choice.predicted_hit)
-            self.meter.inc("headrace_router_realised_hit_tokens_total", done.truth.hit)
-        self.dispatcher.unbind(run, now, truth=done.truth)
-        self.lives.end(run, reason, now, done.truth)
-
-    def _on_kv_events(self, worker: int, batch: m.KvEvents, now: int) -> None:
-        events = self.dispatcher.events
-        gaps, orphans = events.gaps, events.orphans
-        if events.apply(worker, batch):
-            self.dispatcher.cache_lost(worker)
-        self.meter.inc("headrace_router_index_gaps_total", events.gaps - gaps)
-        self.meter.inc("headrace_router_index_orphans_total", events.orphans - orphans)
-
-    def _sign(self, run: Run, worker: int, now: int) -> None:
-        run.started, run.signed = True, now
-        self.health[worker].pulse(now)
-        self.dispatcher.refusing.discard(worker)
 
     def _count_rejection(self, named: str, tenant: str, rejected: Rejected) -> None:
         if rejected.code == "unknown_class":
