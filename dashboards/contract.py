@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from engine.telemetry import METRICS
+from engine.metrics import METRICS
 
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _NAME = re.compile(r"\bheadrace_[a-z0-9_]+")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.telemetry import METRICS, Metric
+from engine.metrics import METRICS, Metric
 
 Unit = Literal["reqps", "cps", "s", "short", "percentunit", "none"]
 VARIABLES = ("model", "worker", "class")

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import Any, get_args, get_origin
 
-from engine.telemetry import METRICS as ENGINE_METRICS
+from engine.metrics import METRICS as ENGINE_METRICS
 from results.compat import FORMULAS
 from results.counters import COUNTERS
 from results.metrics import METRICS

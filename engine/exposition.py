@@ -11,7 +11,8 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
 from engine.config import EngineConfig
-from engine.telemetry import METRICS, Metric, Snapshot
+from engine.metrics import METRICS, Metric
+from engine.telemetry import Snapshot
 
 _Key = tuple[str, ...]
 

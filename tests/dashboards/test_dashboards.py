@@ -15,7 +15,8 @@ from dashboards.contract import filled, lint, missing_names, names, panels, quer
 from dashboards.panels import ENGINE_ROWS, level, quantile, rate
 from engine.config import EngineConfig
 from engine.exposition import exposition
-from engine.telemetry import METRICS, Meter
+from engine.metrics import METRICS
+from engine.telemetry import Meter
 
 # The SDK warns when its classic schema is imported; Grafana before 12 reads no other.
 pytestmark = pytest.mark.filterwarnings("ignore:Prefer using dashboardv2:DeprecationWarning")

@@ -4,7 +4,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.config import ClassConfig, EngineConfig
 from engine.exposition import FleetMeters, exposition, merge
-from engine.telemetry import METRICS, Meter
+from engine.metrics import METRICS
+from engine.telemetry import Meter
 
 CONFIG = EngineConfig(
     model="m",

@@ -19,7 +19,7 @@ import typer.main
 
 from engine import messages
 from engine.api.admin import AdminDoor
-from engine.telemetry import METRICS as ENGINE_METRICS
+from engine.metrics import METRICS as ENGINE_METRICS
 from headrace import console
 from headrace.cli import app
 from headrace.prepare import make_plan
