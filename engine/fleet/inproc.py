@@ -10,9 +10,10 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from engine.config import EngineConfig
+from engine.fleet.delay import Wire
 from engine.kv.disk import break_disk
 from engine.messages import BreakDisk, Failed, FromWorker, ToWorker
 from engine.runner.base import Runner
@@ -22,41 +23,7 @@ EPOCHS_PER_LIFE = 1_000_000
 """Epochs of a life begin above all of the one before (ENGINE E44)."""
 MAX_BACKOFF_S = 30.0
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
-
-
-class _Wire(Generic[T]):
-    """Hands items on in order, each ``latency`` seconds after it was put."""
-
-    def __init__(self, deliver: Callable[[T], None], latency: float, clock: Callable[[], int]) -> None:
-        self._deliver = deliver
-        self._latency = latency
-        self._clock = clock
-        self._items: deque[tuple[int, T]] = deque()
-
-    def put(self, item: T) -> None:
-        self._items.append((self._clock() + int(self._latency * 1e9), item))
-        if len(self._items) == 1:
-            self._arm()
-
-    def cut(self) -> None:
-        """What is under way is lost."""
-        self._items.clear()
-
-    def _arm(self) -> None:
-        loop, due = asyncio.get_running_loop(), self._items[0][0]
-        if due <= self._clock():
-            loop.call_soon(self._run)
-        else:
-            loop.call_later((due - self._clock()) / 1e9, self._run)
-
-    def _run(self) -> None:
-        now = self._clock()
-        while self._items and self._items[0][0] <= now:
-            self._deliver(self._items.popleft()[1])
-        if self._items:
-            self._arm()
 
 
 class _Life:
@@ -92,8 +59,8 @@ class _Life:
         self._thawed.set()
         self._wake = asyncio.Event()
         self._inbox: deque[ToWorker] = deque()
-        self._out: _Wire[FromWorker] = _Wire(lambda message: say(index, message), pool.latency, self._clock)
-        self._in: _Wire[ToWorker] = _Wire(self._receive, pool.latency, self._clock)
+        self._out: Wire[FromWorker] = Wire(lambda message: say(index, message), pool.latency, self._clock)
+        self._in: Wire[ToWorker] = Wire(self._receive, pool.latency, self._clock)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
