@@ -26,9 +26,12 @@ from itertools import pairwise
 
 import uvloop
 
+from loadgen import native
 from loadgen.client import Address, Client
 from loadgen.clock import monotonic
 from loadgen.foresight import raise_descriptor_limit
+from loadgen.lane import Lane, make_lane
+from loadgen.log import Log, make_log
 from loadgen.transport import Ending, HttpRequest
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -40,6 +43,7 @@ EVENT = {
     "model": "m",
     "choices": [DELTA],
 }
+USUAL = b'data: {"id": "ch'
 
 
 def chunk(data: bytes) -> bytes:
@@ -78,9 +82,7 @@ class Kept:
     """A Sink that keeps what it is given, as the driver does."""
 
     done: asyncio.Future[None]
-    users: list[int] = field(default_factory=list)
-    reals: list[int] = field(default_factory=list)
-    chunks: list[bytes] = field(default_factory=list)
+    log: Log = field(default_factory=make_log)
 
     def connected(self, t: int, new: bool) -> None: ...
 
@@ -89,9 +91,11 @@ class Kept:
     def headers(self, t: int, status: int, headers: Mapping[str, str], real: int = 0) -> None: ...
 
     def data(self, t: int, chunk: bytes, real: int = 0) -> None:
-        self.users.append(t)
-        self.reals.append(real)
-        self.chunks.append(chunk)
+        self.log.add(t, real, chunk)
+
+    def lane(self) -> Lane:
+        """All events of this benchmark begin alike."""
+        return make_lane(USUAL, self.log)
 
     def closed(self, t: int, how: Ending, detail: str) -> None:
         self.done.set_result(None)
@@ -101,7 +105,7 @@ async def watch(sinks: list[Kept], slices: list[tuple[int, int]]) -> None:
     """CPU time and reads so far, every 50 ms."""
     while True:
         await asyncio.sleep(0.05)
-        slices.append((time.process_time_ns(), sum(len(sink.users) for sink in sinks)))
+        slices.append((time.process_time_ns(), sum(len(sink.log) for sink in sinks)))
 
 
 async def read(port: int, streams: int, user: bool) -> dict[str, object]:
@@ -123,17 +127,18 @@ async def read(port: int, streams: int, user: bool) -> dict[str, object]:
     system = os.times().system - before.system
     watching.cancel()
     await client.close()
-    reads = sum(len(sink.users) for sink in sinks)
+    reads = sum(len(sink.log) for sink in sinks)
     costs = sorted((b[0] - a[0]) / (b[1] - a[1]) for a, b in pairwise(slices) if b[1] - a[1] > 500)
     return {
         "quiet_us_per_read": round(costs[len(costs) // 10] / 1e3, 2) if costs else None,
         "reads": reads,
-        "events": sum(chunk.count(b"\n\n") for sink in sinks for chunk in sink.chunks),
+        "events": sum(chunk.count(b"\n\n") for sink in sinks for chunk in sink.log.chunks),
         "us_per_read": round(cpu / 1e3 / reads, 2),
         "system_us_per_read": round(system * 1e6 / reads, 2),
         "cpu_share": round(cpu / wall, 3),
         "kernel_stamps": client.kernel_stamps,
-        "stamped": sum(sum(1 for real in sink.reals if real) for sink in sinks),
+        "kept": native.reads(),
+        "stamped": sum(sum(1 for real in sink.log.reals if real) for sink in sinks),
     }
 
 

@@ -211,6 +211,10 @@ def remedies(diagnosis: Diagnosis) -> tuple[str, ...]:
         advice.append(
             f"{diagnosis.steal:.0%} of the CPU time went to others on the host: use a machine alone"
         )
+    if facts.reads == "python":
+        advice.append(
+            "the load generator's extension is not in use: install a C compiler, then headrace again"
+        )
     if not facts.kernel_stamps:
         advice.append("without the kernel's receive stamps a late event loop moves latencies: use Linux")
     return tuple(advice)
@@ -224,6 +228,7 @@ def facts_of(diagnosis: Diagnosis) -> dict[str, str]:
         "cores": f"{facts.cores}, of which {len(facts.usable_cores)} may be used",
         "clock source": facts.clock_source or "unknown",
         "kernel receive stamps": "yes" if facts.kernel_stamps else "no",
+        "reads": facts.reads,
         "file descriptors": f"{facts.fds[0]:,} now, {facts.fds[1]:,} at most",
         "local ports": ports,
         "torch": facts.torch or "not installed",

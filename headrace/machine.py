@@ -11,8 +11,9 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from loadgen import native
 from loadgen.sockets import kernel_stamps_here
 
 _CLOCK = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
@@ -36,6 +37,8 @@ class Machine:
     torch: str | None
     """Version and build, such as 2.13.0+cpu; None = not installed."""
     load_average: tuple[float, float, float]
+    reads: Literal["native", "python"] = "native"
+    """Whether the load generator's reads are kept by its extension; see loadgen.native."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -51,6 +54,7 @@ def machine() -> Machine:
         ports=_port_range(_text(_PORTS)),
         torch=torch_build(),
         load_average=os.getloadavg(),
+        reads=native.reads(),
     )
 
 

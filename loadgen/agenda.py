@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from loadgen.alarm import Alarm
 from loadgen.clock import Clock
@@ -12,6 +13,14 @@ from loadgen.plan import Shot
 SPELL_NS = 50_000_000
 """The longest that one thing is done after the other while reads and commands wait: a client that cannot
 keep up must still hear."""
+
+Entry = list[Any]
+"""When, which in the order of entry, what; compared from the left, and never as far as the last."""
+
+
+def cross_out(entry: Entry) -> None:
+    """It is not to be done any more, nor is anybody to be woken for it."""
+    entry[2] = None
 
 
 class Agenda:
@@ -26,7 +35,7 @@ class Agenda:
         self._first = sorted((s for s in shots if s.due_ns is not None), key=lambda s: (s.due_ns, s.id))
         self._next = 0
         self._t0, self._clock, self._fire = t0, clock, fire
-        self._heap: list[tuple[int, int, Callable[[int], None]]] = []
+        self._heap: list[Entry] = []
         self._entries = 0
         self._alarm: Alarm | None = None
         self._armed: int | None = None
@@ -37,11 +46,13 @@ class Agenda:
         self._alarm = alarm
         self._arm()
 
-    def at(self, due: int, do: Callable[[int], None]) -> None:
-        """``do(now)`` once ``now`` has reached ``due``."""
-        heapq.heappush(self._heap, (due, self._entries, do))
+    def at(self, due: int, do: Callable[[int], None]) -> Entry:
+        """``do(now)`` once ``now`` has reached ``due``, unless it is crossed out before."""
+        entry = [due, self._entries, do]
+        heapq.heappush(self._heap, entry)
         self._entries += 1
         self._arm()
+        return entry
 
     def run(self) -> None:
         """Do what is due by now."""
@@ -73,7 +84,9 @@ class Agenda:
         if heap and (planned is None or heap[0][0] < planned):
             if heap[0][0] > now:
                 return False
-            heapq.heappop(heap)[2](now)
+            do = heapq.heappop(heap)[2]
+            if do is not None:
+                do(now)
             return True
         if planned is None or planned > now:
             return False
@@ -92,6 +105,8 @@ class Agenda:
     def _arm(self) -> None:
         if self._running or self._alarm is None:
             return
+        while self._heap and self._heap[0][2] is None:
+            heapq.heappop(self._heap)
         planned = self._planned
         due = self._heap[0][0] if self._heap else planned
         if due is not None and planned is not None:

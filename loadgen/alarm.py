@@ -63,15 +63,16 @@ class TimerfdAlarm:
         self._fd: int = self._libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create failed")
+        spec = _Itimerspec()
+        self._value, self._spec = spec.value, ctypes.byref(spec)
         self._ring = ring
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._fd, self._expired)
 
     def set(self, due: int) -> None:
         # A value of zero would disarm the timer.
-        sec, nsec = divmod(max(due, 1), 1_000_000_000)
-        spec = _Itimerspec(_Timespec(0, 0), _Timespec(sec, nsec))
-        if self._libc.timerfd_settime(self._fd, _ABSTIME, ctypes.byref(spec), None) != 0:
+        self._value.sec, self._value.nsec = divmod(max(due, 1), 1_000_000_000)
+        if self._libc.timerfd_settime(self._fd, _ABSTIME, self._spec, None) != 0:
             raise OSError(ctypes.get_errno(), "timerfd_settime failed")
 
     def close(self) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 from loadgen.backlog import Backlog
 from loadgen.clock import Clock, monotonic
 from loadgen.frames import Frame, Splitter, framed, unpack_closed, unpacked
+from loadgen.health import freeze_heap
 from loadgen.job import LoadJob
 from loadgen.paperwork import Paperwork
 from loadgen.plan_io import read_shots
@@ -215,6 +216,7 @@ def main(job_file: str, descriptor: str) -> int:
     clerk: Clerk | None = None
     try:
         clerk = Clerk(LoadJob.of(job), link)
+        freeze_heap()  # a collection would go through the whole plan while sends wait for this core
         clerk.run()
     except Exception as error:
         traceback.print_exc()

@@ -36,6 +36,7 @@ class ClerkDesk:
         self._link, self._fail = link, fail
         self._loop = asyncio.get_running_loop()
         self._splitter = Splitter()
+        self._buffer = memoryview(bytearray(_MOST))
         self._out: deque[memoryview] = deque()
         self._bodies: dict[tuple[int, int], tuple[HttpRequest, bool]] = {}
         self._wanted: dict[tuple[int, int], Use] = {}
@@ -134,16 +135,16 @@ class ClerkDesk:
 
     def _hear(self) -> None:
         try:
-            data = self._link.recv(_MOST)
+            size = self._link.recv_into(self._buffer)
         except BlockingIOError:
             return
         except OSError as error:
             self._lost(f"the clerk process is gone: {error}")
             return
-        if not data:
+        if not size:
             self._lost("the clerk process is gone")
             return
-        for body in self._splitter.feed(data):
+        for body in self._splitter.feed(self._buffer[:size]):
             self._take(unpacked(body))
 
     def _take(self, frame: Frame) -> None:

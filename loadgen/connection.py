@@ -170,7 +170,7 @@ class Connection:
         lane_of = getattr(sink, "lane", None)
         between = isinstance(framing, ChunkScanner) and framing.between
         if self._channel is not None and self._exchange is not None and lane_of is not None:
-            self._channel.lane = lane_of() if between else None
+            self._channel.use(lane_of() if between else None)
 
     def _first(self, t: int, data: bytes, real: int) -> None:
         """A read before the end of the head, or one that nobody asked for."""
@@ -195,7 +195,7 @@ class Connection:
             return
         self._exchange = self._sink = self._framing = None
         if self._channel is not None:
-            self._channel.lane = None
+            self._channel.use(None)
         reusable = self._keep_alive and not broken and not self._parser.surplus and not self._unsent
         if not reusable:
             self._let_go()

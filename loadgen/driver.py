@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import ParamSpec
 
-from loadgen.agenda import Agenda
+from loadgen.agenda import Agenda, cross_out
 from loadgen.alarm import Alarm, LoopAlarm
 from loadgen.clock import Clock
 from loadgen.desk import Desk
@@ -182,7 +182,8 @@ class Driver:
             self._end(flight, now, Cut("timeout", limit))
         else:
             # Tokens are only noticed by looking. Once in every limit finds each deadline in time.
-            self._agenda.at(min(deadline, now + limits.shortest_ns), partial(self._watch, flight))
+            soon = min(deadline, now + limits.shortest_ns)
+            flight.timer = self._agenda.at(soon, partial(self._watch, flight))
 
     def _ended(self, flight: Flight, t: int) -> None:
         self._guarded(self._end, flight, t)
@@ -198,6 +199,8 @@ class Driver:
         if flight.over:
             return
         flight.over = True
+        if flight.timer is not None:
+            cross_out(flight.timer)
         shot = flight.shot
         del self._flights[shot.id]
         self.in_flight.change(t - self._t0, -1)
@@ -205,7 +208,7 @@ class Driver:
             flight.abort()
         elif not flight.disconnected:
             # Answered, but the connection is not back yet: it gets a moment to become reusable.
-            self._agenda.at(t + LINGER_NS, lambda now: None if flight.disconnected else flight.abort())
+            flight.timer = self._agenda.at(t + LINGER_NS, lambda now: flight.abort())
         self._hand_over(flight, t, cut)
 
     def _hand_over(self, flight: Flight, t: int, cut: Cut | None) -> None:

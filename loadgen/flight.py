@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from loadgen.agenda import Entry, cross_out
 from loadgen.endwatch import EndWatch, token_in
-from loadgen.lane import Lane
+from loadgen.lane import Lane, make_lane
 from loadgen.outcomes import Cut, Limit, is_answer
 from loadgen.plan import Shot
 from loadgen.raw import Closed, Raw
@@ -28,6 +29,7 @@ class Flight:
         "_cancel_at",
         "_dialect",
         "_ended",
+        "_lane",
         "_peek",
         "_progress",
         "_reached",
@@ -43,6 +45,7 @@ class Flight:
         "shot",
         "start",
         "streamed",
+        "timer",
     )
 
     def __init__(
@@ -62,10 +65,13 @@ class Flight:
         self.over = False
         self.disconnected = False
         self.abort: Callable[[], None] = _nothing
+        self.timer: Entry | None = None
+        """What is to be done about it next, if nothing happens."""
         self._dialect = dialect
         self._ended, self._reached = ended, reached
         self._progress: int | None = None
         self._watch: EndWatch | None = None
+        self._lane: Lane | None = None
         cancel = shot.cancel
         self._cancel_at = cancel.at if cancel is not None and cancel.kind == "decode" else None
         self._peek: Timeline | None = None if self._cancel_at is None else Timeline(dialect)
@@ -93,7 +99,7 @@ class Flight:
     def data(self, t: int, chunk: bytes, real: int = 0) -> None:
         if self.over:
             return
-        self.raw.reads += (t, real, chunk)
+        self.raw.reads.add(t, real, chunk)
         watch = self._watch
         if watch is not None and watch.feed(t, chunk):
             self._ended(self, t)
@@ -107,10 +113,16 @@ class Flight:
         if self.over or self._watch is None or self._peek is not None:
             return None
         usual = self._watch.usual
-        return None if usual is None else Lane(usual, self.raw)
+        if usual is None:
+            return None
+        if self._lane is None:
+            self._lane = make_lane(usual, self.raw.reads)  # it never changes, once there is one
+        return self._lane
 
     def closed(self, t: int, how: Ending, detail: str) -> None:
         self.disconnected = True
+        if self.timer is not None:
+            cross_out(self.timer)
         if not self.over:
             self.raw.ending, self.raw.detail = how, detail
             self._ended(self, t)
@@ -141,7 +153,7 @@ class Flight:
     def hand_over(self, t: int, cut: Cut | None, last: bool) -> Closed:
         """All that was seen until ``t``. The flight keeps nothing of it: timers may hold it for long."""
         raw, self.raw = self.raw, _GONE
-        self._watch = self._peek = None
+        self._watch = self._lane = self._peek = None
         due, dequeued, start = self.due, self.dequeued, self.start
         return Closed(self.shot.id, due, dequeued, start, t, raw, cut, self.attempt, self.cap_wait, last)
 

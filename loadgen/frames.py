@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import marshal
 import struct
-from array import array
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,7 +44,7 @@ class Splitter:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
+    def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
         buffer = self._buffer
         buffer += data
         at = 0
@@ -59,9 +58,8 @@ class Splitter:
 
 
 def pack_closed(closed: Closed) -> Frame:
-    """An ended attempt, its reads joined."""
+    """An ended attempt."""
     raw = closed.raw
-    chunks = raw.chunks
     return (
         "closed",
         (closed.shot, closed.due, closed.dequeued, closed.start, closed.closed),
@@ -71,10 +69,7 @@ def pack_closed(closed: Closed) -> Frame:
         dict(raw.headers),
         raw.ending,
         raw.detail,
-        array("q", raw.users).tobytes(),
-        array("q", raw.reals).tobytes(),
-        array("I", map(len, chunks)).tobytes(),
-        b"".join(chunks),
+        raw.reads.packed(),
     )
 
 
@@ -86,12 +81,12 @@ def who_closed(frame: Frame) -> tuple[int, int, bool]:
 
 def unpack_closed(frame: Frame) -> Closed:
     """Inverse of `pack_closed`."""
-    _, times, cut, tries, stamps, headers, ending, detail, users, reals, sizes, body = frame
+    _, times, cut, tries, stamps, headers, ending, detail, reads = frame
     conn, conn_new, sent, headers_at, headers_real, status = stamps
     shot, due, dequeued, start, closed = times
     attempt, cap_wait, last = tries
     raw = Raw(conn, conn_new, sent, headers_at, headers_real, status, headers)
-    raw.reads = Raw.joined(_ints(users, "q"), _ints(reals, "q"), _cut(body, sizes))
+    raw.reads.unpack(reads)
     raw.ending, raw.detail = ending, detail
     why = None if cut is None else Cut(*cut)
     return Closed(shot, due, dequeued, start, closed, raw, why, attempt, cap_wait, last)
@@ -106,17 +101,3 @@ def unpack_unsent(frame: Frame) -> Unsent:
     """Inverse of `pack_unsent`."""
     _, shot, phase, why, due, outcome, attempt = frame
     return Unsent(shot, phase, why, due, Outcome(outcome), attempt)
-
-
-def _ints(data: bytes, code: str) -> list[int]:
-    values = array(code)
-    values.frombytes(data)
-    return values.tolist()
-
-
-def _cut(body: bytes, sizes: bytes) -> list[bytes]:
-    chunks, at = [], 0
-    for size in _ints(sizes, "I"):
-        chunks.append(body[at : at + size])
-        at += size
-    return chunks

@@ -83,6 +83,7 @@ def merged(signals: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         if littles and whole
         else None,
         "stamp": "kernel" if told and all(row.get("stamp") == "kernel" for row in told) else "user",
+        "reads": "native" if told and all(row.get("reads") == "native" for row in told) else "python",
         "worst": {key: row["process"] for key, row in worst.items()} if len(rows) > 1 else {},
         "processes": rows,
     }

@@ -6,6 +6,7 @@ what is wrong.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,6 +14,8 @@ from typing import Protocol
 from loadgen.transport import HttpRequest
 
 MAX_HEAD = 65_536
+_MOST_DIGITS = 18
+"""Of a length; what has more is none."""
 
 _HEX = frozenset(b"0123456789abcdefABCDEF")
 # Sizes as servers usually write them. A look-up is faster than a strict parse, and every event needs one.
@@ -234,7 +237,7 @@ def _framing(status: int, headers: Mapping[str, str]) -> Framing:
         return UntilClose()
     lengths = {length.strip() for length in headers["content-length"].split(",")}
     (length, *others) = lengths
-    if others or not (length.isascii() and length.isdigit()):
+    if others or not (length.isascii() and length.isdigit() and len(length) <= _MOST_DIGITS):
         raise ProtocolError(f"content-length is {headers['content-length'][:40]!r}")
     return CountedBody(int(length))
 
@@ -259,13 +262,23 @@ def _status_line(line: bytes) -> tuple[bytes, int]:
 
 def _fields(lines: list[bytes]) -> dict[str, str]:
     headers: dict[str, str] = {}
+    key = ""
     for line in lines:
-        name, colon, value = line.decode("latin-1").partition(":")
-        if not colon:
-            raise ProtocolError(f"header without a colon: {line[:60]!r}")
-        key, text = name.strip().lower(), value.strip()
+        if key and line[:1] in (b" ", b"\t"):  # the old way to go on with a value in another line
+            headers[key] = f"{headers[key]} {line.decode('latin-1').strip()}".strip()
+            continue
+        key, text = _field(line)
         headers[key] = f"{headers[key]}, {text}" if key in headers else text
     return headers
+
+
+@functools.lru_cache(maxsize=256)
+def _field(line: bytes) -> tuple[str, str]:
+    """Its name in lower case, and its value. A server says most of them again with each answer."""
+    name, colon, value = line.decode("latin-1").partition(":")
+    if not colon:
+        raise ProtocolError(f"header without a colon: {line[:60]!r}")
+    return name.strip().lower(), value.strip()
 
 
 def encode(request: HttpRequest, host: str, prefix: str = "") -> bytes:

@@ -1,17 +1,18 @@
-r"""The short way for a read of the usual kind: nearly all of a stream takes it.
+r"""The short way for reads of the usual kind: nearly all of a stream takes it.
 
 ```
 a3 \r\n  data: {"id":"chatcmpl-..  ...}\n\n  \r\n
-size     begins as the first event did        one line, one blank line, one chunk, nothing else
+size     begins as the first event did        one line, one blank line, one chunk
 ```
-What looks so needs no scanner of chunks and no watch for the stream's end: it is kept as it is. Everything
-else goes the long way, to the same result.
+What looks so, once or several times and with nothing else, needs no scanner of chunks and no watch for the
+stream's end: it is kept as it is. Everything else goes the long way, to the same result.
 """
 
 from __future__ import annotations
 
+from loadgen import native
 from loadgen.http1 import CHUNK_SIZES
-from loadgen.raw import Raw
+from loadgen.log import Log
 
 
 class Lane:
@@ -19,20 +20,32 @@ class Lane:
 
     __slots__ = ("_begin", "_keep")
 
-    def __init__(self, usual: bytes, raw: Raw) -> None:
+    def __init__(self, usual: bytes, log: Log) -> None:
         self._begin = b"\r\n" + usual
-        self._keep = raw.reads.extend
+        self._keep = log.add
 
     def take(self, t: int, data: bytes, real: int) -> bool:
-        """Keep the read if it is of the usual kind; False leaves it to the long way."""
-        skip = 4 if data[2:3] == b"\r" else 5  # the size of a chunk has two digits or three
-        end = len(data) - 4
-        if (
-            data.startswith(self._begin, skip - 2)
-            and data.find(b"\n", skip) == end
-            and data.endswith(b"\n\n\r\n")
-            and CHUNK_SIZES.get(data[: skip - 2]) == end + 2 - skip
-        ):
-            self._keep((t, real, data[skip:-2]))
-            return True
-        return False
+        """Keep the read if it is nothing but events of the usual kind; False leaves it to the long way."""
+        body, at = b"", 0
+        while at < len(data):
+            begin = at + (4 if data[at + 2 : at + 3] == b"\r" else 5)  # a size has two digits or three
+            line = data.find(b"\n", begin)
+            if not (
+                data.startswith(self._begin, begin - 2)
+                and data.startswith(b"\n\n\r\n", line)
+                and CHUNK_SIZES.get(data[at : begin - 2]) == line + 2 - begin
+            ):
+                return False
+            body += data[begin : line + 2]
+            at = line + 4
+        if body:
+            self._keep(t, real, body)
+        return bool(body)
+
+
+def make_lane(usual: bytes, log: Log) -> Lane:
+    """Of the kind that ``log`` is of."""
+    if native.extension is not None and isinstance(log, native.extension.Log):
+        lane: Lane = native.extension.Lane(usual, log)
+        return lane
+    return Lane(usual, log)

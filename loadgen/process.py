@@ -21,6 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from loadgen import native
 from loadgen.alarm import live_alarm
 from loadgen.clerk_desk import ClerkDesk
 from loadgen.client import WARM_BATCH, Address, Client
@@ -98,6 +99,7 @@ class _LoadProcess:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop)
             signals = await self._fire(driver, desk, t0, phases.window_ns)
             signals["stamp"] = "kernel" if client.kernel_stamps else "user"
+            signals["reads"] = native.reads()
             self._emit({"event": "done", "signals": signals, "interrupted": self._interrupted, **self._said})
             return OK
         finally:

@@ -6,10 +6,10 @@ record of it. In a live run the desk is another process.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from loadgen.log import Log, make_log
 from loadgen.outcomes import Cut
 from loadgen.transport import Ending
 from results.record import Outcome
@@ -19,9 +19,8 @@ from results.record import Outcome
 class Raw:
     """Stamps are ns on the client's clock, None = did not happen.
 
-    ``reads`` holds three values for each read that brought body bytes, one after the other: its stamp, the
-    kernel's receive stamp (0 = none) and the bytes. One flat list, since at 100,000 reads a second what
-    costs is memory that is touched, not instructions.
+    ``reads`` holds each read that brought body bytes: its stamp, the kernel's receive stamp (0 = none) and
+    the bytes.
     """
 
     conn: int | None = None
@@ -31,26 +30,21 @@ class Raw:
     headers_real: int = 0
     status: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
-    reads: list[Any] = field(default_factory=list)
+    reads: Log = field(default_factory=make_log)
     ending: Ending | None = None
     detail: str = ""
 
     @property
     def users(self) -> list[int]:
-        return self.reads[0::3]
+        return self.reads.users
 
     @property
     def reals(self) -> list[int]:
-        return self.reads[1::3]
+        return self.reads.reals
 
     @property
     def chunks(self) -> list[bytes]:
-        return self.reads[2::3]
-
-    @staticmethod
-    def joined(users: Iterable[int], reals: Iterable[int], chunks: Iterable[bytes]) -> list[Any]:
-        """``reads`` of its three columns."""
-        return [value for read in zip(users, reals, chunks, strict=True) for value in read]
+        return self.reads.chunks
 
 
 @dataclass(slots=True)

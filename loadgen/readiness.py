@@ -21,6 +21,8 @@ from typing import Protocol
 
 from loadgen.alarm import TimerfdAlarm
 from loadgen.clock import Clock
+from loadgen.harvest import EDGES, Read, make_harvest
+from loadgen.lane import Lane
 
 GATHER_NS = 500_000
 """How long reads may be gathered."""
@@ -39,18 +41,24 @@ class Ready(Protocol):
     def readable(self) -> None:
         """Also after an error or the end: reading tells."""
 
+    def told(self, read: Read) -> None:
+        """What was read of it already, and no lane took."""
+
     def writable(self) -> None:
         """Also after an error."""
 
 
 class Watch(Protocol):
-    """Watches file descriptors on the running event loop."""
+    """Watches sockets on the running event loop."""
 
-    def interest(self, fd: int, ready: Ready, urgent: int, calm: bool) -> None:
+    def interest(self, own: socket.socket, ready: Ready, urgent: int, calm: bool) -> None:
         """``urgent``: bits to be told of at once; ``calm``: to be told of reads, a little later at most.
         Replaces the interest before."""
 
-    def drop(self, fd: int, own: socket.socket) -> None:
+    def use(self, own: socket.socket, lane: Lane | None) -> None:
+        """``lane`` may take its calm reads from now on; see `Ready.told`."""
+
+    def drop(self, own: socket.socket) -> None:
         """Watch it no more and close it."""
 
     def close(self) -> None:
@@ -64,6 +72,7 @@ class EpollWatch:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._urgent, self._calm = select.epoll(), select.epoll()
+        self._harvest = make_harvest(self._calm, clock)
         self._ready: dict[int, Ready] = {}
         self._bits: dict[int, tuple[int, bool]] = {}
         self._batch = _Batch()
@@ -72,15 +81,23 @@ class EpollWatch:
         self._loop.add_reader(self._urgent.fileno(), self._hurry)
         self._loop.add_reader(self._calm.fileno(), self._wake)
 
-    def interest(self, fd: int, ready: Ready, urgent: int, calm: bool) -> None:
+    def interest(self, own: socket.socket, ready: Ready, urgent: int, calm: bool) -> None:
+        fd = own.fileno()
         before, was_calm = self._bits.get(fd, (0, False))
+        if calm and not was_calm:
+            self._harvest.know(own)
         _change(self._urgent, fd, before, urgent)
-        _change(self._calm, fd, READ * was_calm, READ * calm)
+        _change(self._calm, fd, EDGES * was_calm, EDGES * calm)
         self._ready[fd], self._bits[fd] = ready, (urgent, calm)
 
-    def drop(self, fd: int, own: socket.socket) -> None:
+    def use(self, own: socket.socket, lane: Lane | None) -> None:
+        self._harvest.use(own, lane)
+
+    def drop(self, own: socket.socket) -> None:
+        fd = own.fileno()
         if fd in self._bits:
-            self.interest(fd, self._ready[fd], 0, False)
+            self.interest(own, self._ready[fd], 0, False)
+            self._harvest.forget(own)
             del self._ready[fd], self._bits[fd]
         self._batch.close(own)
 
@@ -137,12 +154,21 @@ class EpollWatch:
             self._loop.add_reader(self._calm.fileno(), self._wake)
 
     def _read(self) -> int:
-        events = self._calm.poll(0, BATCH)
-        with self._batch:
-            for fd, _ in events:
-                if (ready := self._ready.get(fd)) is not None:
-                    ready.readable()
-        return len(events)
+        count, news = self._harvest.read(BATCH)
+        if news:
+            with self._batch:
+                for fd, read in news:
+                    if (ready := self._ready.get(fd)) is not None:
+                        self._tell(ready, read)
+        return count
+
+    def _tell(self, ready: Ready, read: Read) -> None:
+        """That one owner fails is no reason to keep from the others what was read for them."""
+        try:
+            ready.told(read)
+        except Exception as error:
+            what = {"message": f"{type(error).__name__} in an owner of a socket", "exception": error}
+            self._loop.call_exception_handler(what)
 
 
 class SelectorWatch:
@@ -155,7 +181,8 @@ class SelectorWatch:
         self._file = self._selector.fileno()
         self._loop.add_reader(self._file, self._tell)
 
-    def interest(self, fd: int, ready: Ready, urgent: int, calm: bool) -> None:
+    def interest(self, own: socket.socket, ready: Ready, urgent: int, calm: bool) -> None:
+        fd = own.fileno()
         bits = (READ if urgent & READ or calm else 0) | (urgent & WRITE)
         events = (selectors.EVENT_READ if bits & READ else 0) | (selectors.EVENT_WRITE if bits & WRITE else 0)
         known = fd in self._selector.get_map()
@@ -166,9 +193,12 @@ class SelectorWatch:
         elif known:
             self._selector.unregister(fd)
 
-    def drop(self, fd: int, own: socket.socket) -> None:
-        if fd in self._selector.get_map():
-            self._selector.unregister(fd)
+    def use(self, own: socket.socket, lane: Lane | None) -> None:
+        """It reads nothing by itself."""
+
+    def drop(self, own: socket.socket) -> None:
+        if own.fileno() in self._selector.get_map():
+            self._selector.unregister(own.fileno())
         self._batch.close(own)
 
     def close(self) -> None:

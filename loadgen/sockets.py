@@ -12,24 +12,19 @@ import functools
 import os
 import socket
 import ssl
-import struct
 import sys
 import time
 from typing import Protocol
 
 from loadgen.clock import Clock
+from loadgen.harvest import ANCILLARY, Read, receive
 from loadgen.lane import Lane
 from loadgen.readiness import READ, WRITE, make_watch
 from loadgen.route import Endpoint, Route, connect_error
 
-READ_BYTES = 16_384
-"""A buffer of this size is made for each read and cut to what came; what is more comes with the next one."""
 SO_TIMESTAMPNS = 35
 """Linux; the socket module has no name for it."""
 
-_TIMESPEC = struct.Struct("@ll")
-_timespec = _TIMESPEC.unpack
-_ANCILLARY = socket.CMSG_SPACE(_TIMESPEC.size)
 _PROBES = 20
 _SEEN_BY_READING = (errno.EPIPE, errno.ECONNRESET, errno.ECONNABORTED)
 """After these the answer so far, and then the end, can still be read."""
@@ -52,12 +47,13 @@ class Owner(Protocol):
 
 class Channel(Protocol):
     """A connection to be, then one, bare or in TLS. Its owner is told from the event loop only, except of
-    what `write` could hand over at once and of what `look` finds. What its ``lane`` takes is not told."""
-
-    lane: Lane | None
+    what `write` could hand over at once and of what `look` finds."""
 
     def write(self, data: bytes) -> None:
         """Once it is open. What the kernel does not take now follows when it does."""
+
+    def use(self, lane: Lane | None) -> None:
+        """What ``lane`` takes from now on is not told."""
 
     def look(self) -> None:
         """Tell the owner now if there is news that the event loop has not told yet."""
@@ -122,6 +118,7 @@ class Socket:
         "_connected",
         "_failures",
         "_gather",
+        "_lane",
         "_left",
         "_owner",
         "_route",
@@ -129,12 +126,11 @@ class Socket:
         "_sockets",
         "_unsent",
         "_watch",
-        "lane",
     )
 
     def __init__(self, sockets: Sockets, route: Route, owner: Owner, gather: bool = True) -> None:
         """``gather``: its reads may wait a little for others; if not, see `settle`."""
-        self.lane: Lane | None = None
+        self._lane: Lane | None = None
         self._sockets, self._route, self._owner, self._gather = sockets, route, owner, gather
         self._clock, self._watch = sockets.clock, sockets.watch
         self._left = list(route.endpoints)
@@ -151,6 +147,11 @@ class Socket:
             self._unsent = memoryview(bytes(self._unsent) + data)
         elif self._sock is not None and self._broken is None:
             self._send(self._sock, data)
+
+    def use(self, lane: Lane | None) -> None:
+        if lane is not self._lane and self._sock is not None:
+            self._watch.use(self._sock, lane)
+        self._lane = lane
 
     def look(self) -> None:
         if self._connected:
@@ -170,25 +171,18 @@ class Socket:
     # --- told by the watch
 
     def readable(self) -> None:
-        sock = self._sock
-        if sock is None:
+        if self._sock is None or (read := receive(self._sock, self._clock)) is None:
             return
-        try:
-            data, ancillary, _, _ = sock.recvmsg(READ_BYTES, _ANCILLARY)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError as error:
-            self._lose(error)
-            return
-        t = self._clock()  # before anything else: this is the time of the read
-        if data:
-            real = 0
-            if ancillary:  # nothing else was asked for, so the one message is the stamp
-                seconds, ns = _timespec(ancillary[0][2])
-                real = seconds * 1_000_000_000 + ns
-            lane = self.lane
-            if lane is None or not lane.take(t, data, real):
-                self._owner.received(t, data, real)
+        t, real, data = read
+        if self._lane is None or isinstance(data, OSError) or not self._lane.take(t, data, real):
+            self.told(read)
+
+    def told(self, read: Read) -> None:
+        t, real, data = read
+        if isinstance(data, OSError):
+            self._lose(data)
+        elif data:
+            self._owner.received(t, data, real)
         else:
             self._lose(self._broken)
 
@@ -270,12 +264,12 @@ class Socket:
         urgent = WRITE if self._unsent is not None or not self._connected else 0
         if self._connected and not self._gather:
             urgent |= READ
-        self._watch.interest(self._sock.fileno(), self, urgent, calm=self._connected and self._gather)
+        self._watch.interest(self._sock, self, urgent, calm=self._connected and self._gather)
 
     def _let_go(self) -> None:
         sock, self._sock = self._sock, None
         if sock is not None:
-            self._watch.drop(sock.fileno(), sock)
+            self._watch.drop(sock)
 
     def _lose(self, error: OSError | None) -> None:
         if not self._closed:
@@ -303,7 +297,7 @@ def kernel_stamps_here() -> bool:
 
 def _is_stamped(reader: socket.socket, writer: socket.socket) -> bool:
     writer.send(b"?")
-    _, ancillary, _, _ = reader.recvmsg(1, _ANCILLARY)
+    _, ancillary, _, _ = reader.recvmsg(1, ANCILLARY)
     if not ancillary:
         time.sleep(0.001)  # the kernel begins to stamp a little after it was first asked to
     return bool(ancillary)

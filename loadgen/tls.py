@@ -31,7 +31,7 @@ class TlsSocket:
         self, sockets: Sockets, route: Route, owner: Owner, context: ssl.SSLContext, host: str
     ) -> None:
         """``host``: the name that the target's certificate must bear."""
-        self.lane: Lane | None = None
+        self._lane: Lane | None = None
         self._owner, self._clock = owner, sockets.clock
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._in, self._out, server_hostname=host)
@@ -48,6 +48,9 @@ class TlsSocket:
             asyncio.get_running_loop().call_soon(self._fail, self._clock(), error)
             return
         self._flush()
+
+    def use(self, lane: Lane | None) -> None:
+        self._lane = lane
 
     def look(self) -> None:
         self._socket.look()
@@ -69,7 +72,7 @@ class TlsSocket:
             return
         text, end = self._plaintext()
         self._flush()  # TLS has things of its own to say, if only an alert
-        if text and (self.lane is None or not self.lane.take(t, text, real)):
+        if text and (self._lane is None or not self._lane.take(t, text, real)):
             self._owner.received(t, text, real)
         if end is not None and not self._over:
             self.close()

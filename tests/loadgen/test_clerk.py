@@ -22,6 +22,7 @@ from loadgen.clock import Clock, monotonic, run_virtual
 from loadgen.driver import Driver
 from loadgen.frames import Frame, Splitter, framed, pack_closed, pack_unsent, unpacked
 from loadgen.job import LoadJob, TargetJob
+from loadgen.log import log_of
 from loadgen.outcomes import Cut
 from loadgen.plan import Part, Phases, Plan, Shot
 from loadgen.plan_io import write_plan
@@ -106,7 +107,7 @@ def records_of(to: LoadJob) -> list[Record]:
 def answered(shot: int, at: int = 0, body: bytes = ANSWER, **changes: Any) -> Closed:
     """Over at T0 + ``at``, 10 ms after it was sent; its last read 1 ms before that."""
     t = T0 + at
-    raw = Raw(t - 10 * MS, False, t - 10 * MS, t - MS, 0, 200, {}, [t - MS, 0, body], "complete")
+    raw = Raw(t - 10 * MS, False, t - 10 * MS, t - MS, 0, 200, {}, log_of([t - MS], [0], [body]), "complete")
     return Closed(shot, t - 10 * MS, t - 10 * MS, t - 10 * MS, t, **{"raw": raw, **changes})
 
 
@@ -175,7 +176,8 @@ def test_a_later_turn_is_due_by_the_kernels_stamp(tmp_path: Path) -> None:
     with load_process(job(tmp_path, shot(0), later(1, 0))) as process:
         process.says(("t0", T0), clock(T0, offset=7 * S))
         late = answered(0, 50 * MS)
-        late.raw.reads[1] = late.raw.users[0] + 7 * S - 20 * MS
+        users = late.raw.users
+        late.raw.reads = log_of(users, [users[0] + 7 * S - 20 * MS], late.raw.chunks)
         _, told = process.says(pack_closed(late))
         assert told[4] == pytest.approx(T0 + 29 * MS, abs=50_000)
 

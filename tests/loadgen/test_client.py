@@ -26,6 +26,8 @@ from loadgen.text import Prompter, TextMaker
 from loadgen.transport import HttpRequest
 from results.record import Outcome, Record
 
+pytestmark = pytest.mark.usefixtures("reads_kind")
+
 Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
 Serve = Callable[[Writer], Awaitable[None]]
 SHORT = Timeouts(connect=1.0, first_token=0.15, between_tokens=0.15, total=2.0)

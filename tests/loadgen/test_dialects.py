@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from loadgen.endwatch import EndWatch
+from loadgen.log import log_of
 from loadgen.outcomes import Cut
 from loadgen.raw import Raw
 from loadgen.targets import TARGETS, Dialect
@@ -42,7 +43,7 @@ def understood(
 ) -> Exchange:
     """The exchange whose k-th read came k ms after its send."""
     raw = Raw(conn=0, sent=0, headers_at=0, status=status, headers=headers, ending=ending)
-    raw.reads = Raw.joined([(k + 1) * MS for k in range(len(reads))], [0] * len(reads), reads)
+    raw.reads = log_of([(k + 1) * MS for k in range(len(reads))], [0] * len(reads), reads)
     timeline = Timeline(dialect(name))
     timeline.replay(raw, raw.users, 0)
     return timeline.close(Record(0, "chat", "window", Outcome.UNKNOWN, start=0), 0, cut)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadgen import native
 from loadgen.frames import Splitter, framed, pack_closed, unpack_closed, unpacked
+from loadgen.log import log_of
 from loadgen.outcomes import Cut
 from loadgen.raw import Closed, Raw
 
@@ -19,11 +22,16 @@ def test_a_closed_exchange_survives_the_way(
 ) -> None:
     """Every stamp, byte and border of a read."""
     users, reals, chunks = ([row[k] for row in reads] for k in range(3))
-    reads = Raw.joined(users, reals, chunks)  # type: ignore[arg-type]
-    raw = Raw(5, True, sent, 7, 8, 200, {"a": "b"}, reads, "eof", "why")
+    log = log_of(users, reals, chunks)  # type: ignore[arg-type]
+    raw = Raw(5, True, sent, 7, 8, 200, {"a": "b"}, log, "eof", "why")
     closed = Closed(3, 10, 11, 12, 99, raw, cut, 2, 4, False)
-    frame = unpacked(framed(pack_closed(closed))[4:])
-    assert unpack_closed(frame) == closed
+    frame = framed(pack_closed(closed))
+    assert unpack_closed(unpacked(frame[4:])) == closed
+    with pytest.MonkeyPatch.context() as patch:  # the other kind of log says the same
+        patch.setattr(native, "extension", None)
+        raw.reads = log_of(users, reals, chunks)  # type: ignore[arg-type]
+        assert framed(pack_closed(closed)) == frame
+        assert unpack_closed(unpacked(frame[4:])) == closed
 
 
 @given(st.lists(st.binary(max_size=30), max_size=10), st.lists(st.integers(1, 40), min_size=1, max_size=10))

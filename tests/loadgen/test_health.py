@@ -97,6 +97,15 @@ ONE = {"loop_lag_p99_ns": 5, "cpu_ratio": 0.9, "lost": 1, "littles": {"integral"
 TWO = {"loop_lag_p99_ns": 9, "cpu_ratio": None, "lost": 2, "littles": {"integral": 1.0, "sum": 1.5}}
 
 
+def test_reads_are_native_if_all_were() -> None:
+    """One process without the extension, or one that does not say, and they were not."""
+    native, python = {**ONE, "reads": "native"}, {**TWO, "reads": "python"}
+    found = [
+        merged(rows)["reads"] for rows in ([native], [native, native], [native, python], [native, ONE], [])
+    ]
+    assert found == ["native", "native", "python", "python", "python"]
+
+
 def test_signals_of_several_processes_become_the_worst_of_them() -> None:
     """What is counted is summed, each worst value says whose it is; what nobody measured stays None."""
     found = merged([ONE, TWO])

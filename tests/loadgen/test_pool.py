@@ -22,6 +22,8 @@ from loadgen.route import Route
 from loadgen.sockets import kernel_stamps_here
 from loadgen.transport import Ending, HttpRequest
 
+pytestmark = pytest.mark.usefixtures("reads_kind")
+
 LIMIT_S = 15.0
 MS = 1_000_000
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"

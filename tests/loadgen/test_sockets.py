@@ -19,6 +19,7 @@ import pytest
 import uvloop
 
 import loadgen.sockets
+from loadgen import native
 from loadgen.clock import monotonic
 from loadgen.readiness import BATCH, EpollWatch, SelectorWatch
 from loadgen.route import Endpoint, Route, connect_error
@@ -121,17 +122,22 @@ def run(body: Body) -> None:
         runner.run(main())
 
 
-@pytest.fixture(params=["gathering", "epoll", "selector"])
+@pytest.fixture(params=["gathering", "gathering, in Python", "epoll", "epoll, in Python", "selector"])
 def watch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every way to learn of readiness."""
-    if request.param != "selector" and sys.platform != "linux":
+    """Every way to learn of readiness, and to read."""
+    name, _, python = request.param.partition(", ")
+    if name != "selector" and sys.platform != "linux":
         pytest.skip("this platform has no epoll")
+    if python:
+        monkeypatch.setattr(native, "extension", None)
+    elif name != "selector" and native.extension is None:
+        pytest.skip("loadgen._harvest is not built here")
     makers = {
         "gathering": lambda clock, gather: EpollWatch(clock, True),
         "epoll": lambda clock, gather: EpollWatch(clock, False),
         "selector": lambda clock, gather: SelectorWatch(),
     }
-    monkeypatch.setattr(loadgen.sockets, "make_watch", makers[request.param])
+    monkeypatch.setattr(loadgen.sockets, "make_watch", makers[name])
     return str(request.param)
 
 

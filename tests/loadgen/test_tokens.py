@@ -12,6 +12,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from tokenizers.processors import TemplateProcessing
 
+from loadgen.log import log_of
 from loadgen.raw import Raw
 from loadgen.targets import OpenAIChat
 from loadgen.timeline import Timeline
@@ -44,7 +45,7 @@ def record_of(
     if usage is not None:
         reads.append(event({"choices": [], "usage": usage}))
     reads.append(b"data: [DONE]\n\n")
-    raw = Raw(status=200, ending="complete", reads=Raw.joined(range(len(reads)), [0] * len(reads), reads))
+    raw = Raw(status=200, ending="complete", reads=log_of(range(len(reads)), [0] * len(reads), reads))
     timeline = Timeline(OpenAIChat("m"))
     timeline.replay(raw, raw.users, 0)
     return timeline.close(Record(0, "c", "window", Outcome.UNKNOWN), 0, None, count).record
@@ -105,6 +106,7 @@ LOGPROBS = {"logprobs": {"content": [{"token": "a"}]}}
     [
         ({"completion_tokens": 9}, IDS, True, 9, "usage", [2, 2]),
         ({"completion_tokens": 2}, {}, True, 2, "usage", [1, 1]),
+        ({"completion_tokens": 2.0}, {}, True, 2, "usage", [1, 1]),
         ({"completion_tokens": 9}, {}, True, 9, "usage", None),
         ({"completion_tokens": None}, IDS, True, 4, "ids", [2, 2]),
         ({"completion_tokens": 0}, {}, True, 0, "usage", None),
@@ -116,7 +118,7 @@ LOGPROBS = {"logprobs": {"content": [{"token": "a"}]}}
         ({}, {}, False, 2, "events", None),
         *[
             ({"completion_tokens": odd}, {}, False, 2, "events", None)
-            for odd in (-1, 2.0, "2", [2], {"n": 2}, True, 10**12, 10**30, float("nan"))
+            for odd in (-1, 2.5, "2", [2], {"n": 2}, True, 10**12, 10**30, float("nan"))
         ],
     ],
 )
@@ -147,7 +149,7 @@ def test_usage_merges_by_field() -> None:
         {"completion_tokens": 3, "prompt_tokens_details": {"audio_tokens": 0}},
     ]
     reads = [event({"choices": [], "usage": usage}) for usage in blocks] + [b"data: [DONE]\n\n"]
-    raw = Raw(status=200, ending="complete", reads=Raw.joined([0] * len(reads), [0] * len(reads), reads))
+    raw = Raw(status=200, ending="complete", reads=log_of([0] * len(reads), [0] * len(reads), reads))
     timeline = Timeline(OpenAIChat("m"))
     timeline.replay(raw, raw.users, 0)
     record = timeline.close(Record(0, "c", "window", Outcome.UNKNOWN), 0).record
@@ -159,9 +161,8 @@ def test_a_whole_answer_without_counts_has_none() -> None:
     for more, n_out, source in (({}, None, None), (IDS, 2, "ids"), (LOGPROBS, 1, "ids")):
         choice = {"index": 0, "message": {"content": "a b"}, "finish_reason": "stop", **more}
         body = json.dumps({"choices": [choice]}).encode()
-        raw = Raw(
-            status=200, headers={"content-type": "application/json"}, ending="complete", reads=[0, 0, body]
-        )
+        raw = Raw(status=200, headers={"content-type": "application/json"}, ending="complete")
+        raw.reads.add(0, 0, body)
         timeline = Timeline(OpenAIChat("m"))
         timeline.replay(raw, [0], 0)
         record = timeline.close(Record(0, "c", "window", Outcome.UNKNOWN), 0).record
