@@ -1,14 +1,17 @@
-"""The one part that is compiled. It may fail to, and is for Linux alone: loadgen/native.py does without."""
+"""The two parts that are compiled. They may fail to and are for Linux: loadgen/native.py does without."""
 
 import sys
 
 from setuptools import Extension, setup
 
-HARVEST = Extension(
-    "loadgen._harvest",
-    ["loadgen/_harvest.pyx"],
-    extra_compile_args=["-O2", "-Wall", "-Wextra"],
-    optional=True,
-)
+COMPILED = [
+    Extension(
+        name,
+        [name.replace(".", "/") + ".pyx"],
+        extra_compile_args=["-O2", "-Wall", "-Wextra"],
+        optional=True,
+    )
+    for name in ("loadgen._harvest", "loadgen.reference._streams")
+]
 
-setup(ext_modules=[HARVEST] if sys.platform == "linux" else [])
+setup(ext_modules=COMPILED if sys.platform == "linux" else [])

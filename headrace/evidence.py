@@ -108,6 +108,7 @@ def _facts(scene: Scene, end: LoadEnd, scraper: Scrapers) -> dict[str, Any]:
         **end.facts,
         "observe_error": end.observe_error,
         "receive_stamps": end.signals.get("stamp"),
+        "reads": end.signals.get("reads"),
         "scrape_failures": scraper.failures,
         "power": scraper.power,
         "t0_ns": scene.t0,

@@ -2,27 +2,28 @@
 
 `loadgen._harvest` is optional: an install without a compiler goes without it, and ``HEADRACE_NATIVE=0`` does
 so on purpose. Its three classes do what those of `loadgen.log`, `loadgen.lane` and `loadgen.harvest` do, and
-work with each other only.
+work with each other only. So do those of `loadgen.reference._streams`, for the reference server's writes.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 from types import ModuleType
 from typing import Literal
 
 
-def _found() -> ModuleType | None:
+def find(name: str) -> ModuleType | None:
+    """A module in C; None where it was not built, or is not wanted."""
     if os.environ.get("HEADRACE_NATIVE") == "0":
         return None
     try:
-        from loadgen import _harvest
+        return importlib.import_module(name)
     except ImportError:
         return None
-    return _harvest
 
 
-extension = _found()
+extension = find("loadgen._harvest")
 
 
 def reads() -> Literal["native", "python"]:

@@ -34,6 +34,8 @@ SPILLS_AGAIN_NS = 1_000_000_000
 """After a spill that failed (a full disk, a folder that is gone) none is tried for so long."""
 LOOKED_AT = 8
 """At most so many blocks that are in use are passed over in search of one to push out."""
+_COUNTED = (Move.SAVE, Move.SPILL, Move.FETCH)
+"""Moves between tiers. A copy stays on the device, and a drop that fails loses nothing."""
 
 
 class Tiers:
@@ -171,7 +173,7 @@ class Tiers:
 
     def landed(self, move: Transfer, whole: bool, now: int) -> None:
         """A move of the cache's own (not of a swap slot, not up) has happened, or failed."""
-        if not whole and move.move is not Move.DROP:
+        if not whole and move.move in _COUNTED:
             self._meter.inc("headrace_engine_failed_moves_total", move=move.move.value)
         if move.move is Move.SPILL:
             entry = self.disk[move.key]

@@ -144,15 +144,18 @@ def _no_block(beside: Budget) -> str:
 def admit_adapter(config: EngineConfig, registered: Iterable[int], name: str) -> None:
     """See whether these adapters (numbers in each), the last of them being ``name``, find room together, of
     which ``max_adapters`` are resident at most. Raises ModelError with the table."""
-    plan = budget(config)
-    largest = sorted(registered)[-config.max_adapters :]
+    plan, sizes = budget(config), list(registered)
+    largest = sorted(sizes)[-config.max_adapters :]
     needed = replace(plan, adapters=max(plan.adapters, sum(largest) * loader.BYTES[config.dtype]))
     if not needed.fits:
+        memory = config.memory
+        instead = " in place of memory.total" if memory.total is not None and memory.kv_blocks is None else ""
         raise ModelError(
             [
                 f"adapter {name!r} does not fit beside what a worker holds:",
                 needed.table(),
-                "unload others, set memory.kv_blocks to fewer, or name one in adapters at start, "
+                f"{'unload others, ' if len(sizes) > 1 else ''}set memory.kv_blocks{instead} to fewer than "
+                f"{plan.blocks}, or name one in adapters at start, "
                 "which keeps room for max_adapters of its size",
             ]
         )

@@ -9,7 +9,7 @@ from loadgen.clock import monotonic
 from loadgen.reference.answers import Answers, End
 from loadgen.reference.requests import Asked
 from loadgen.reference.script import Script
-from loadgen.reference.streams import Stream, Timeline
+from loadgen.reference.streams import Stream, kinds
 
 _CONNECTIONS = 32
 _TOKENS = 50
@@ -22,14 +22,15 @@ def write_cost_us() -> float:
     answer = Answers(Script(ttft=0.0, itl=0.0)).answer(
         "/v1/chat/completions", Asked(_TOKENS, stream=True, include_usage=True), 10
     )
+    stream, line = kinds()
     pairs = [_pair() for _ in range(_CONNECTIONS)]
     try:
         costs = []
         for _ in range(_ROUNDS):
-            timeline = Timeline(monotonic, 0, _ignore, _full)
+            timeline = line(monotonic, 0, _ignore, _full)
             base = monotonic()
             for number, (ours, _) in enumerate(pairs):
-                timeline.add(Stream(number, base, answer, ours, None))
+                timeline.add(stream(number, base, answer, ours, None))
             began = time.process_time_ns()
             while len(timeline):
                 timeline.run_due(1_000)

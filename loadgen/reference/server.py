@@ -19,7 +19,7 @@ from loadgen.reference.log import LogFile
 from loadgen.reference.requests import BadRequest, Request, RequestReader
 from loadgen.reference.routes import Routes, bad_request
 from loadgen.reference.script import Script
-from loadgen.reference.streams import Stream, Timeline
+from loadgen.reference.streams import Stream, kinds
 from loadgen.reference.wire import WIRES
 
 BATCH = 32
@@ -87,7 +87,8 @@ class Server:
         self._epoll = select.epoll()
         self._connections: dict[int, _Connection] = {}
         self._paused = False
-        self.timeline = Timeline(clock, round(script.itl * 1e9), self._finished, self._on_blocked)
+        self._stream, line = kinds()
+        self.timeline = line(clock, round(script.itl * 1e9), self._finished, self._on_blocked)
 
     def stop(self) -> None:
         """`run` returns soon. May be called by a signal handler."""
@@ -215,7 +216,7 @@ class Server:
         return self._log_data()
 
     def _answer(self, connection: _Connection, request: Request | None, answer: Answer, t: int) -> None:
-        stream = Stream(self.counts.requests, t, answer, connection.sock, connection)
+        stream = self._stream(self.counts.requests, t, answer, connection.sock, connection)
         connection.stream, connection.request = stream, request
         self.counts.requests += 1
         self.timeline.add(stream)

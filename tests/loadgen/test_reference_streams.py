@@ -1,17 +1,33 @@
-"""The order and the stamps of writes, on a clock and sockets that are made up."""
+"""The order and the stamps of writes, on a clock and sockets that are made up, in Python and compiled."""
 
 from __future__ import annotations
 
+import random
+import socket
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadgen import native
+from loadgen.clock import monotonic
+from loadgen.reference import streams
 from loadgen.reference.answers import Answer, End
 from loadgen.reference.streams import Stream, Timeline
 
 GAP = 10
+Kind = Any
+"""A module with both classes."""
+COMPILED = native.find("loadgen.reference._streams")
+both = pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(streams, id="python"),
+        pytest.param(COMPILED, id="native", marks=pytest.mark.skipif(not COMPILED, reason="not built here")),
+    ],
+)
 
 
 @dataclass
@@ -40,6 +56,7 @@ class Wire:
 class World:
     """A clock that moves by ``cost`` with each look at it, and what the timeline reports."""
 
+    kind: Kind
     cost: int = 0
     now: int = 0
     ends: list[tuple[int, End]] = field(default_factory=list)
@@ -50,15 +67,16 @@ class World:
         return self.now
 
     def timeline(self) -> Timeline:
-        return Timeline(
+        line: Timeline = self.kind.Timeline(
             self.clock, GAP, lambda s, end: self.ends.append((s.number, end)), self.blocked.append
         )
+        return line
 
-
-def stream(number: int, base: int, offsets: list[int], wire: Wire, end: End = End.WHOLE) -> Stream:
-    pieces = tuple(b"%d " % k for k in range(len(offsets)))
-    answer = Answer(pieces, tuple(offsets), (1,) * len(offsets), end=end)
-    return Stream(number, base, answer, wire, None)  # type: ignore[arg-type]
+    def stream(self, number: int, base: int, offsets: list[int], wire: Any) -> Stream:
+        pieces = tuple(b"%d " % k for k in range(len(offsets)))
+        answer = Answer(pieces, tuple(offsets), (1,) * len(offsets))
+        made: Stream = self.kind.Stream(number, base, answer, wire, None)
+        return made
 
 
 OFFSETS = st.lists(st.sampled_from([0, GAP, GAP, GAP, 3, 25]), min_size=1, max_size=12).map(
@@ -66,15 +84,18 @@ OFFSETS = st.lists(st.sampled_from([0, GAP, GAP, GAP, 3, 25]), min_size=1, max_s
 )
 
 
-@given(st.lists(st.tuples(st.integers(0, 40), OFFSETS), min_size=1, max_size=8), st.integers(0, 3))
+@both
+@given(
+    scripts=st.lists(st.tuples(st.integers(0, 40), OFFSETS), min_size=1, max_size=8), cost=st.integers(0, 3)
+)
 def test_every_piece_goes_out_once_in_order_and_never_early(
-    streams: list[tuple[int, list[int]]], cost: int
+    kind: Kind, scripts: list[tuple[int, list[int]]], cost: int
 ) -> None:
     """Regular and irregular gaps mixed: by due time, at it or after, and on it if the clock stands still."""
-    world = World(cost)
+    world = World(kind, cost)
     timeline, made = world.timeline(), []
-    for number, (base, offsets) in enumerate(sorted(streams)):
-        made.append(stream(number, base, offsets, Wire(clock=lambda: world.now)))
+    for number, (base, offsets) in enumerate(sorted(scripts)):
+        made.append(world.stream(number, base, offsets, Wire(clock=lambda: world.now)))
         timeline.add(made[-1])
     written: list[tuple[int, int]] = []
     while (due := timeline.next_due) is not None:
@@ -85,23 +106,24 @@ def test_every_piece_goes_out_once_in_order_and_never_early(
             (s.base + s.offsets[k], s.stamps[k]) for s in made for k in range(before[s.number], len(s.stamps))
         ]
     assert [due for due, _ in written] == sorted(due for due, _ in written)
-    assert len(written) == sum(len(offsets) for _, offsets in streams) == timeline.writes
+    assert len(written) == sum(len(offsets) for _, offsets in scripts) == timeline.writes
     assert all(stamp >= due for due, stamp in written)
     if cost == 0:
         assert all(stamp == due for due, stamp in written)
-    assert sorted(world.ends) == [(number, End.WHOLE) for number in range(len(streams))]
+    assert sorted(world.ends) == [(number, End.WHOLE) for number in range(len(scripts))]
     for s in made:
         stamps, late = s.written()
         assert stamps.tolist() == s.stamps
         assert late.tolist() == [t - s.base - offset for t, offset in zip(s.stamps, s.offsets, strict=True)]
 
 
-def test_a_full_socket_takes_its_stream_off_the_line() -> None:
+@both
+def test_a_full_socket_takes_its_stream_off_the_line(kind: Kind) -> None:
     """What is left goes out when there is room, stamped then; the rest follows late, the others on time."""
-    world = World()
+    world = World(kind)
     timeline = world.timeline()
     tight, free = Wire(room=3, clock=lambda: world.now), Wire(clock=lambda: world.now)
-    slow, other = stream(0, 0, [0, 10, 20], tight), stream(1, 0, [0, 10, 20], free)
+    slow, other = world.stream(0, 0, [0, 10, 20], tight), world.stream(1, 0, [0, 10, 20], free)
     timeline.add(slow)
     timeline.add(other)
     for world.now in (0, 10, 20):
@@ -120,12 +142,13 @@ def test_a_full_socket_takes_its_stream_off_the_line() -> None:
     assert sorted(world.ends) == [(0, End.WHOLE), (1, End.WHOLE)]
 
 
-def test_a_client_that_is_gone_ends_its_stream_at_the_next_write() -> None:
+@both
+def test_a_client_that_is_gone_ends_its_stream_at_the_next_write(kind: Kind) -> None:
     """Whether the socket says so or the server was told before."""
-    world = World()
+    world = World(kind)
     timeline = world.timeline()
     lost, told = Wire(clock=lambda: world.now), Wire(clock=lambda: world.now)
-    first, second = stream(0, 0, [0, 10, 20], lost), stream(1, 0, [0, 10, 20], told)
+    first, second = world.stream(0, 0, [0, 10, 20], lost), world.stream(1, 0, [0, 10, 20], told)
     timeline.add(first)
     timeline.add(second)
     timeline.run_due(10)
@@ -138,11 +161,56 @@ def test_a_client_that_is_gone_ends_its_stream_at_the_next_write() -> None:
     assert len(timeline) == 0
 
 
-def test_a_lateness_beyond_what_fits_stays_at_the_most() -> None:
+@both
+def test_a_lateness_beyond_what_fits_stays_at_the_most(kind: Kind) -> None:
     """4.29 s and more."""
-    world = World(now=10**11)
+    world = World(kind, now=10**11)
     timeline = world.timeline()
-    late = stream(0, 0, [0], Wire(clock=lambda: world.now))
+    late = world.stream(0, 0, [0], Wire(clock=lambda: world.now))
     timeline.add(late)
     timeline.run_due(1)
     assert late.written()[1].tolist() == [2**32 - 1]
+
+
+@both
+@pytest.mark.parametrize("seed", range(6))
+def test_over_real_sockets(kind: Kind, seed: int) -> None:
+    """Readers at any pace, some of which go away: what each has read is what its stream says it wrote."""
+    dice, ends, full = random.Random(seed), dict[int, End](), list[Stream]()
+    line = kind.Timeline(monotonic, 0, lambda s, end: ends.setdefault(s.number, end), full.append)
+    pairs = [socket.socketpair() for _ in range(12)]
+    pieces = tuple(bytes([65 + k]) * dice.choice((1, 300, 40_000)) for k in range(20))
+    got = [b""] * len(pairs)
+    for number, (ours, theirs) in enumerate(pairs):
+        for sock in (ours, theirs):
+            sock.setblocking(False)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        answer = Answer(pieces, (0,) * len(pieces), (0, *(1,) * (len(pieces) - 1)))
+        line.add(kind.Stream(number, monotonic(), answer, ours, None))
+    left = set(dice.sample(range(len(pairs)), 3))
+    for _ in range(20_000):
+        if len(ends) == len(pairs):
+            break
+        line.run_due(dice.choice((1, 7, 64)))
+        number = dice.randrange(len(pairs))
+        if number in left and dice.random() < 0.05:
+            pairs[number][1].close()
+        elif pairs[number][1].fileno() >= 0:
+            got[number] += _read(pairs[number][1])
+        for stream in full[:]:
+            if line.resume(stream):
+                full.remove(stream)
+    for number, (ours, theirs) in enumerate(pairs):
+        if ends[number] is End.WHOLE and theirs.fileno() >= 0:
+            assert got[number] + _read(theirs) == b"".join(pieces)
+        else:
+            assert ends[number] is End.HUNG_UP or number in left
+        ours.close()
+        theirs.close()
+
+
+def _read(sock: socket.socket) -> bytes:
+    try:
+        return sock.recv(1 << 20)
+    except BlockingIOError:
+        return b""

@@ -12,6 +12,7 @@ from engine import messages as m
 from engine.config import CacheConfig, DiskConfig, EngineConfig, MemoryConfig, SchedulerConfig, TiersConfig
 from engine.kv.blocks import block_digests, namespace_root
 from engine.kv.places import Copy
+from engine.metrics import METRICS
 from engine.request import Finish, Request, Sampling
 from engine.runner.base import StepPlan
 from engine.runner.simulated import SimulatedRunner
@@ -298,6 +299,10 @@ class Bench:
         assert metrics["headrace_engine_requests_running"] == [[[], 0]]
         assert metrics["headrace_engine_kv_reserved_blocks"] == [[[], 0]]
         assert metrics["headrace_engine_kv_usage_ratio"] == [[[], 0.0]]
+        for name, rows in metrics.items():
+            for labels, _ in rows:
+                for value, known in zip(labels, METRICS[name].labels.values(), strict=True):
+                    assert not known or value in known, f"{name} has a label value that its table lacks"
         assert sum(value for _, value in metrics["headrace_engine_requests_waiting"]) == 0
         assert sum(value for _, value in metrics["headrace_engine_kv_blocks"]) == audit["blocks"]
 

@@ -8,7 +8,8 @@ import pytest
 
 from engine.kv.disk import DiskStore, break_disk
 from engine.messages import BreakDisk, DiskFault
-from engine.request import MissReason
+from engine.request import Finish, MissReason
+from engine.runner.base import Move
 from engine.wire import Frames, encode
 from tests.engine.core.test_tiers import hits, reasons
 
@@ -106,4 +107,17 @@ def test_a_corrupt_disk_costs_the_hit_and_not_the_answer(bench, tokens):
     for seed in range(3, 6):
         b.serve(tokens(33, seed=seed), 1)
     assert b.serve(tokens(33, seed=3), 1).truth.hit_disk > 0
+    b.drained()
+
+
+def test_a_copy_on_the_device_is_no_move_between_tiers(bench, tokens):
+    """Not even when its step fails: what did not happen then has moved nothing to or from a tier."""
+    b = bench(blocks=16)
+    id = b.submit(tokens(6), 4, n=2)
+    b.step()
+    assert [transfer.move for transfer in b.begin().transfers] == [Move.COPY]
+    b.fail()
+    assert b.done[id].reason is Finish.ERROR
+    rows = b.worker.meter.snapshot()["headrace_engine_failed_moves_total"]
+    assert sorted(rows) == [[["fetch"], 0], [["save"], 0], [["spill"], 0]]
     b.drained()

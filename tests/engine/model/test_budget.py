@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 
 from engine.config import CacheConfig, ClassConfig, DiskConfig, EngineConfig, MemoryConfig, TiersConfig
 from engine.kv.places import Sizes
-from engine.model import ModelError, budget, check, kv_bytes_per_token, load_runner, read_adapter, short_of
+from engine.model import (
+    ModelError,
+    admit_adapter,
+    budget,
+    check,
+    kv_bytes_per_token,
+    load_runner,
+    read_adapter,
+    short_of,
+)
 from engine.model.decoder_config import TINY
 from engine.model.peft_folder import most_weights
 from engine.model.weights import expected_shapes
@@ -182,6 +191,27 @@ def test_an_adapter_that_finds_no_room_is_refused_with_the_table(tmp_path: Path)
         await fleet.unload_adapter("small")
 
     asyncio.run(main())
+
+
+def test_what_is_said_to_make_room_for_an_adapter_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others are to be unloaded only if there are any, and memory.total and memory.kv_blocks exclude each
+    other in a scenario."""
+    monkeypatch.setattr(MODULE, lambda: 16 * MB)
+    path = str(lora_folders.adapter(tmp_path / "a", rank=64))
+    weights = read_adapter(PLAIN, path).weights
+    by_total = sized(4 * MB)
+    held = budget(by_total).blocks
+    with pytest.raises(ModelError, match="room for max_adapters of its size") as refused:
+        admit_adapter(by_total, [weights], "a")
+    assert f"set memory.kv_blocks in place of memory.total to fewer than {held}, or" in str(refused.value)
+    assert "unload" not in str(refused.value)
+    admit_adapter(sized(kv_blocks=held // 2), [weights], "a")
+    admit_adapter(sized(4 * MB, adapters={"a": path}), [weights], "a")
+    by_blocks = sized(kv_blocks=(16 * MB - TINY.parameters * 4) // BLOCK - 2)
+    with pytest.raises(ModelError, match=r"unload others, set memory\.kv_blocks to fewer than"):
+        admit_adapter(by_blocks, [weights, weights], "b")
 
 
 def test_two_adapters_at_once_do_not_share_one_place(tmp_path: Path) -> None:

@@ -1,0 +1,210 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""`loadgen.reference.streams` in C: what its classes do is said there, and these do the same.
+
+Optional (`loadgen.native`), for Linux. The GIL is kept: nothing here waits.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdint cimport int64_t
+from libc.stdlib cimport free, malloc
+
+import heapq
+import socket
+from collections import deque
+
+import numpy as np
+
+from loadgen.clock import monotonic
+from loadgen.reference.answers import End
+from loadgen.reference.written import written
+
+cdef extern from "<time.h>" nogil:
+    ctypedef int clockid_t
+    cdef struct timespec:
+        long tv_sec
+        long tv_nsec
+    clockid_t CLOCK_MONOTONIC
+    int clock_gettime(clockid_t clock, timespec* now)
+
+cdef extern from "<sys/socket.h>" nogil:
+    ssize_t send(int fd, const void* data, size_t size, int flags)
+    int MSG_DONTWAIT, MSG_NOSIGNAL
+
+cdef enum:
+    GONE = -1
+    FAKE = -2
+
+cdef object _HUNG_UP = End.HUNG_UP
+
+
+cdef class Stream:
+    cdef readonly object number, pieces, offsets, tokens, end, status, keep, connection
+    cdef readonly int64_t base
+    cdef readonly Py_ssize_t last
+    cdef public Py_ssize_t index
+    cdef public bytes rest
+    cdef public bint blocked
+    cdef object _send
+    cdef int _fd
+    cdef int64_t _due
+    cdef int64_t* _stamps
+    cdef Py_ssize_t _count
+
+    def __init__(self, number, base, answer, sock, connection):
+        self.number, self.base, self.connection = number, base, connection
+        self.pieces, self.offsets, self.tokens = answer.pieces, answer.offsets, answer.tokens
+        self.end, self.status, self.keep = answer.end, answer.status, answer.keep
+        self.last, self.index, self.rest, self.blocked = len(answer.pieces) - 1, 0, b"", False
+        self._send = sock.send
+        self._fd = sock.fileno() if isinstance(sock, socket.socket) else FAKE
+        free(self._stamps)
+        self._stamps = <int64_t*>malloc(len(answer.pieces) * sizeof(int64_t))
+        if self._stamps == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self._stamps)
+
+    @property
+    def stamps(self):
+        return [self._stamps[k] for k in range(self._count)]
+
+    def drop(self):
+        self._fd = GONE
+
+    def written(self):
+        cdef Py_ssize_t count = self._count - bool(self.rest)
+        packed = PyBytes_FromStringAndSize(<char*>self._stamps, count * sizeof(int64_t))
+        return written(np.frombuffer(packed, np.int64), self.offsets, self.base, self.tokens)
+
+    cdef Py_ssize_t _write(self, bytes data) except -2:
+        """Bytes that the kernel has taken, -1 if the client is gone."""
+        cdef Py_ssize_t sent
+        if self._fd == FAKE:
+            return self._pretend(data)
+        if self._fd == GONE:
+            return -1
+        while True:
+            sent = send(self._fd, PyBytes_AS_STRING(data), len(data), MSG_DONTWAIT | MSG_NOSIGNAL)
+            if sent >= 0:
+                return sent
+            if errno != EINTR:
+                return 0 if errno == EAGAIN else -1
+
+    cdef Py_ssize_t _pretend(self, bytes data) except -2:
+        """To what is no socket."""
+        try:
+            return self._send(data)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            return -1
+
+
+cdef class Timeline:
+    cdef readonly int64_t writes
+    cdef object _clock, _finished, _blocked, _queue
+    cdef list _heap
+    cdef int64_t _gap, _latest
+
+    def __init__(self, clock, gap, finished, blocked):
+        self._clock = None if clock is monotonic else clock
+        self._gap, self._finished, self._blocked = gap, finished, blocked
+        self._queue, self._heap = deque(), []
+        self.writes = self._latest = 0
+
+    def __len__(self):
+        return len(self._queue) + len(self._heap)
+
+    @property
+    def next_due(self):
+        dues = [self._heap[0][0]] if self._heap else []
+        if self._queue:
+            dues.append((<Stream>self._queue[0])._due)
+        return min(dues, default=None)
+
+    def add(self, Stream stream not None):
+        stream._due = stream.base + <int64_t>stream.offsets[stream.index]
+        heapq.heappush(self._heap, (stream._due, stream.number, stream))
+
+    def run_due(self, int most):
+        cdef Stream stream
+        cdef bytes data
+        cdef int64_t t, due
+        cdef Py_ssize_t sent
+        cdef bint queued
+        cdef int done = 0
+        while done < most:
+            stream = self._queue[0] if self._queue else None
+            queued = stream is not None
+            if self._heap and (not queued or <int64_t>self._heap[0][0] < stream._due):
+                stream, queued = self._heap[0][2], False
+            if stream is None:
+                break
+            due, data = stream._due, stream.pieces[stream.index]
+            t = self._now()
+            if t < due:
+                break
+            sent = stream._write(data)
+            if queued:
+                self._queue.popleft()
+            else:
+                heapq.heappop(self._heap)
+            if sent == len(data) and stream.index < stream.last:
+                stream._stamps[stream._count] = t
+                stream._count += 1
+                stream.index += 1
+                self._follow(stream, due)
+            else:
+                self._leave(stream, t, data, sent)
+            done += 1
+        self.writes += done
+        return done
+
+    cdef int _follow(self, Stream stream, int64_t due) except -1:
+        """The next piece of a stream whose last one was due then."""
+        cdef int64_t after = stream.base + <int64_t>stream.offsets[stream.index]
+        stream._due = after
+        if after - due == self._gap and (not self._queue or after >= self._latest):
+            self._queue.append(stream)
+            self._latest = after
+        else:
+            heapq.heappush(self._heap, (after, stream.number, stream))
+        return 0
+
+    cdef int _leave(self, Stream stream, int64_t t, bytes data, Py_ssize_t sent) except -1:
+        if sent < 0:
+            self._finished(stream, _HUNG_UP)
+            return 0
+        stream._stamps[stream._count] = t
+        stream._count += 1
+        if sent == len(data):
+            self._finished(stream, stream.end)
+        else:
+            stream.rest, stream.blocked = data[sent:], True
+            self._blocked(stream)
+        return 0
+
+    def resume(self, Stream stream not None):
+        stream._stamps[stream._count - 1] = self._now()
+        cdef Py_ssize_t sent = stream._write(stream.rest)
+        if sent < 0:
+            self._finished(stream, _HUNG_UP)
+            return True
+        stream.rest = stream.rest[sent:]
+        if stream.rest:
+            return False
+        if stream.index < stream.last:
+            stream.index += 1
+            self.add(stream)
+        else:
+            self._finished(stream, stream.end)
+        return True
+
+    cdef int64_t _now(self) except -1:
+        cdef timespec now
+        if self._clock is not None:
+            return self._clock()
+        clock_gettime(CLOCK_MONOTONIC, &now)
+        return <int64_t>now.tv_sec * 1_000_000_000 + now.tv_nsec
