@@ -35,10 +35,12 @@ from scenarios.schema import EngineTarget, Scenario, UrlTarget
 READY_LIMIT_S = 300.0
 """How long an engine may take to load and warm up."""
 STOP_LIMIT_S = 40.0
+_SHOWN_MODELS = 8
 
 
-async def preflight(scenario: Scenario) -> None:
-    """See, before a run directory is made, whether the target can be had at all.
+async def preflight(scenario: Scenario, view: View) -> None:
+    """See, before a run directory is made, whether the target can be had at all. A model that a URL does not
+    list is only warned of: gateways know more names than they tell.
 
     Raises UsageFailed for a model that cannot be loaded here or a launcher that is not installed,
     TargetFailed for a URL that does not answer.
@@ -46,7 +48,12 @@ async def preflight(scenario: Scenario) -> None:
     if scenario.client.launcher == "ray":
         check_ray()
     if isinstance(scenario.target, UrlTarget):
-        await models_of(scenario.target)
+        models = await models_of(scenario.target)
+        if models and scenario.target.model not in models:
+            listed = ", ".join(models[:_SHOWN_MODELS]) + (", .." if len(models) > _SHOWN_MODELS else "")
+            view.note(
+                f"warning: {scenario.target.url} lists {listed}; target.model is {scenario.target.model}"
+            )
         return
     try:
         check(engine_config(scenario))

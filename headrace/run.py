@@ -90,7 +90,7 @@ def run_scenario(path: Path, options: Options, view: View) -> Outcome:
 async def run(scenario: Scenario, options: Options, clock: Clock, view: View) -> RunData:
     """Plan, launch, fire, disturb, watch; then collect what the judge needs."""
     if not options.virtual:
-        await preflight(scenario)
+        await preflight(scenario, view)
     plan = prepare.make_plan(scenario)
     prepare.refuse_empty(plan)
     for text in prepare.warnings_of(scenario, plan):
@@ -174,8 +174,12 @@ def _folder(scenario: Scenario, plan: Plan, options: Options) -> Run:
     )
     try:
         folder = Run.create(path, judging, resolved(scenario), manifest=facts)
-    except (RunError, OSError) as error:
+    except RunError as error:
         raise UsageFailed(str(error)) from error
+    except OSError as error:
+        raise UsageFailed(
+            f"{path}: cannot be made a run directory ({error.strerror}); choose another --out"
+        ) from error
     write_plan(plan, path / "plan.parquet")
     folder.plan = pd.read_parquet(path / "plan.parquet")
     return folder

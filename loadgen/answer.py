@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loadgen.payload import NOT_JSON, parsed
-from loadgen.sse import Event
+from loadgen.sse import BARE, Event
 from loadgen.targets.base import Dialect
 from loadgen.targets.errors import MOST_READ, find_error
 from loadgen.targets.reading import ChoiceDelta, InBandError, Reading, ToolDelta
-from results.attribution.usage import generated
+from results.attribution.usage import generated, is_count
 
 DONE = "[DONE]"
 _KEEP_ALIVE = frozenset(("ping", "heartbeat", "keepalive", "keep-alive"))
@@ -92,8 +92,10 @@ class Answer:
 
     @property
     def first(self) -> Choice:
-        """The choice that a record is about; the plan asks for one."""
-        return self.choices.get(0) or Choice()
+        """The choice that a record is about; the plan asks for one, whatever number a server gives it."""
+        if not self.choices:
+            return Choice()
+        return self.choices.get(0) or self.choices[min(self.choices)]
 
     @property
     def token_times(self) -> list[int]:
@@ -176,6 +178,9 @@ class Answer:
     def _event(self, t: int, event: Event) -> Reading | None:
         if self.done_at is not None:
             return None
+        if event.type == BARE:
+            self.error = self.error or find_error(parsed(event.data))
+            return None
         data = event.data.strip()
         payload = None if data == DONE else parsed(data)
         if not event.terminated:
@@ -245,17 +250,20 @@ class Answer:
         return choice
 
     def _merge(self, reading: Reading) -> None:
-        """By field, the last value that is not null wins (C9)."""
+        """By field, the last value that says something wins (C9)."""
         _merge(self.usage, reading.usage or {})
         _merge(self.timings, reading.timings or {})
 
 
 def _merge(into: dict[str, Any], new: Mapping[str, Any], depth: int = 3) -> None:
-    """No counter of any vendor is deeper than ``depth``; what is deeper is taken as it is."""
+    """No counter of any vendor is deeper than ``depth``; what is deeper is taken as it is. What is no count,
+    such as -1 for "unknown", does not take the place of one."""
     for key, value in new.items():
+        before = into.get(key)
+        if value is None or (is_count(before) and not is_count(value)):
+            continue
         if isinstance(value, dict) and depth:
-            inner = into.get(key)
-            into[key] = inner if isinstance(inner, dict) else {}
+            into[key] = before if isinstance(before, dict) else {}
             _merge(into[key], value, depth - 1)
-        elif value is not None:
+        else:
             into[key] = value

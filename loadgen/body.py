@@ -18,7 +18,7 @@ def looks_streamed(head: bytes | bytearray) -> bool | None:
     """
     if BOM.startswith(head):
         return None
-    begun = bytes(head[:256]).removeprefix(BOM).lstrip(_BLANK)
+    begun = bytes(head).removeprefix(BOM).lstrip(_BLANK)
     return not begun.startswith((b"{", b"[")) if begun else None
 
 

@@ -2,6 +2,9 @@
 
 Lines end with CR, LF or CRLF. An event is complete at its blank line: with CRLF already at the CR, so
 that an event is never held back until the LF of another read.
+
+Two things that the standard ignores are passed on, for some servers say so that an answer has failed: the
+field ``error``, as an event of that type, and a line that is a JSON object by itself, as one of type `BARE`.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ from typing import NamedTuple
 
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _BOM = b"\xef\xbb\xbf"
+BARE = "{}"
+"""The type of a line that is no field: nothing but an error is meant by it."""
 
 
 class Event(NamedTuple):
@@ -78,11 +83,11 @@ class Parser:
 
     def close(self) -> list[Event]:
         """The last event, if the stream ended before its blank line."""
+        bare = None
         if self._partial:
-            self._line(b"".join(self._partial))
+            bare = self._line(b"".join(self._partial))
             self._partial.clear()
-        event = self._dispatch(terminated=False)
-        return [event] if event else []
+        return [event for event in (bare, self._dispatch(terminated=False)) if event]
 
     def _line(self, line: bytes) -> Event | None:
         if self._first_line:
@@ -96,6 +101,11 @@ class Parser:
             self._data.append(text)
         elif name == b"event":
             self._type = text
+        elif name == b"error":
+            self._data.append(text)
+            self._type = "error"
+        elif name.startswith(b"{"):
+            return Event(line.decode("utf-8", "replace"), BARE)
         return None  # a comment (no name), id, retry, or a field that the standard says to ignore
 
     def _dispatch(self, terminated: bool = True) -> Event | None:

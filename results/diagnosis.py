@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from results.failures import KINDS, causes
 from results.goodput import attainment
 from results.idle import idle_users
 from results.lengths import served_lengths
@@ -44,11 +45,14 @@ REMEDIES = {
     "H12": "look at the network and the client's reads between gateway and client",
 }
 
+_DIED = "see the load logs of the run, and whether something ended it: a lack of memory, a signal"
+
 
 def findings(data: RunData, view: View, health: Health, saturation: Saturation) -> list[Finding]:
     """All findings of a run, the weightiest first."""
     return [
         *_run(data),
+        *_failures(view),
         *_client(health, data),
         *_unseen(data),
         *_faults(data),
@@ -71,11 +75,23 @@ def _run(data: RunData) -> Iterator[Finding]:
         )
 
 
+def _failures(view: View) -> Iterator[Finding]:
+    found = list(causes(view.window))
+    if not found:
+        return
+    failed, told = sum(cause.count for cause in found), found[:KINDS]
+    others = failed - sum(cause.count for cause in told)
+    parts = [str(cause) for cause in told] + ([f"{others} for other causes"] if others else [])
+    text = f"{failed} of {len(view.window)} requests failed: {', '.join(parts)}"
+    yield Finding("failures", text, told[0].remedy)
+
+
 def _client(health: Health, data: RunData) -> Iterator[Finding]:
+    signals = health.signals
     for rule, row in health.rows.items():
         if row["state"] in ("degraded", "invalid"):
-            yield Finding(f"client_{rule}", f"{rule} {MEANING[rule]}: {_broken(row)}", REMEDIES[rule])
-    signals = health.signals
+            remedy = _DIED if rule in ("H7", "H8", "H9") and signals.died else REMEDIES[rule]
+            yield Finding(f"client_{rule}", f"{rule} {MEANING[rule]}: {_broken(row)}", remedy)
     if signals.clock_faults:
         text = f"{signals.clock_faults} records have impossible times: {signals.clock_fault}"
         yield Finding("clock_fault", text, "no time of this run counts; check the clocks of the load machine")

@@ -151,7 +151,10 @@ def _why_unsaid(data: RunData) -> str:
 
 def _died(data: RunData) -> str:
     dead = [one for one in data.signals.get("processes") or () if "reason" in one]
-    return f"load process {dead[0]['process']}: {dead[0]['reason']}" if dead else ""
+    if not dead:
+        return ""
+    which, why = f"load process {dead[0]['process']}", str(dead[0]["reason"])
+    return why if why.startswith(which) else f"{which}: {why}"
 
 
 def _little(data: RunData, view: View) -> tuple[float | None, str]:

@@ -45,7 +45,7 @@ def load(
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ScenarioError([f"{path}: cannot be read: {error}"]) from error
+        raise ScenarioError([f"{path}: cannot be read: {_why(error)}"]) from error
     return parse(text, str(path), overrides, virtual=virtual, context=context)
 
 
@@ -140,3 +140,9 @@ def _question(text: str) -> str:
 def shipped() -> dict[str, Path]:
     """The scenarios that come with headrace, by name."""
     return {path.stem: path for path in sorted(Path(__file__).parent.glob("*.yaml"))}
+
+
+def _why(error: OSError | UnicodeDecodeError) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is not UTF-8 at byte {error.start + 1}; save it as UTF-8"
+    return error.strerror or str(error)

@@ -65,10 +65,11 @@ class Gamma:
 @dataclass(frozen=True, slots=True)
 class PoissonConditioned:
     """Exponential gaps, all rescaled so that the last of ``n`` arrivals comes at exactly ``n``/``rate``.
+    Without ``n``: as many as the rate gives in the span.
 
     The count is fixed, and so is less random than Poisson's at every scale: its variance in the first half
-    is half of Poisson's. Without ``n``: as many as the rate gives in the span. One that falls on the end of
-    the span is due 1 ns before it; later ones, of an ``n`` too large for the span, are not in the plan.
+    is half of Poisson's. One that falls on the end of the span is due 1 ns before it; later ones, of an
+    ``n`` too large for the span, are not in the plan.
     """
 
     rate: Rate

@@ -70,7 +70,7 @@ class AnthropicMessages(HttpTarget):
             case "message_delta":
                 return Reading(_finished(payload.get("delta")), _usage(payload), error=find_error(payload))
             case "message_stop":
-                return Reading(done=True)
+                return Reading(usage=_usage(payload), done=True)
             case "message":
                 return _whole(payload)
         return Reading(error=find_error(payload))

@@ -7,8 +7,14 @@ from typing import Any
 
 from loadgen.targets.reading import FAILURES, InBandError, finish_word
 
-_CODES = ("code", "type", "status", "error_code", "error_type", "status_code", "errcode", "name")
-_MESSAGES = ("message", "msg", "detail", "reason", "error_msg", "error_message", "status_msg", "errmsg")
+_CODES = (
+    *("code", "type", "status", "error_code", "error_type", "status_code", "errcode", "name"),
+    *("errorCode", "errorType"),
+)
+_MESSAGES = (
+    *("message", "msg", "detail", "reason", "error_msg", "error_message", "status_msg", "errmsg"),
+    *("errorMessage", "errorMsg"),
+)
 _NO_CODE = (None, "", "None", "null")
 MOST_TEXT = 1_000
 """Characters that are kept of what a server says of an error."""
@@ -22,9 +28,9 @@ def find_error(payload: object, event_type: str = "message") -> InBandError | No
 
     Known shapes: ``{"error": {..}}``, ``{"error": ".."}``, ``{"errors": [..]}``, ``{"fault": {..}}``,
     ``{"..Exception": {..}}``, ``{"detail": ..}``, ``{"object": "error", ..}``, ``{"type": "error", ..}``,
-    ``{"base_resp": {"status_code": 1004, ..}}``, a bare ``{"code": .., "message": ..}``, a list that holds
-    one of these, a choice with an ``error`` or with a finish reason of failure, and anything in an event of
-    type ``error``.
+    ``{"base_resp": {"status_code": 1004, ..}}``, ``{"error": true, "message": ..}``, a bare ``{"code": ..,
+    "message": ..}`` or ``{"success": false, "message": ..}``, a list that holds one of these, a choice with
+    an ``error`` or with a finish reason of failure, and anything in an event of type ``error``.
     """
     if isinstance(payload, list):
         items = (item for item in payload if isinstance(item, dict))
@@ -53,8 +59,12 @@ def _in_choice(choice: object) -> InBandError | None:
         return None
     if choice.get("error"):
         return _describe(choice["error"], choice)
-    word = finish_word(choice.get("finish_reason"))
-    return InBandError(f"finish_reason {word}", word) if word in FAILURES else None
+    said = choice.get("finish_reason")
+    word = finish_word(said)
+    if word is None or not (word in FAILURES or "error" in word):
+        return None
+    why = said.get("message") if isinstance(said, dict) else None
+    return InBandError(_shown(why) if why else f"finish_reason {word}", word)
 
 
 def _in_base(payload: Mapping[str, Any]) -> InBandError | None:
@@ -81,13 +91,21 @@ def _says_failed(payload: Mapping[str, Any]) -> bool:
     status = payload.get("status")
     if (isinstance(status, int) and status >= 400) or status in ("error", "failed", "fail"):
         return True
-    return any(payload.get(key) not in _FINE for key in ("code", "error_code", "errcode"))
+    if payload.get("success") is False:
+        return True
+    return any(
+        payload.get(key) not in _FINE for key in ("code", "error_code", "errcode", "errorCode", "errorType")
+    )
 
 
 def _describe(error: object, around: Mapping[str, Any]) -> InBandError:
     if isinstance(error, list) and error:
         error = error[0]
     if not isinstance(error, dict):
+        if not isinstance(error, str | list) and any(around.get(key) for key in _MESSAGES):
+            # A flag or a number: what happened is said beside it.
+            number = None if isinstance(error, bool) else _shown(error)
+            return InBandError(_message(around), _code(around) or number)
         return InBandError(_shown(error), _code(around, ("code", "error_code", "error_type")))
     retriable = error.get("retriable")
     return InBandError(_message(error), _code(error), retriable if isinstance(retriable, bool) else None)

@@ -27,11 +27,14 @@ _SECRET = re.compile(r"auth|cookie|api-?key|^key$|token|secret|password|credenti
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+_SECRET_VALUE = re.compile(r"(?:bearer|basic)\s|sk-[\w-]{12}", re.I)
+_HOST = re.compile(r"[A-Za-z0-9._:%-]+")
+_ENDPOINT = re.compile(r"(?:/v1)?/(?:chat/completions|completions|responses|messages|models)/?$")
 
 
 def header_fault(name: str, value: str) -> str | None:
     """Why a scenario may not set this header, and what to do; None if it may."""
-    if _SECRET.search(name):
+    if _SECRET.search(name) or _SECRET_VALUE.match(value):
         return f"{name} carries a secret: name the environment variable that holds it in key_env, and the"
         " header in key_header if it is not the dialect's usual one"
     if name.lower() in _OURS or name.lower().startswith("x-headrace"):
@@ -64,10 +67,31 @@ class Options(Protocol):
     def accepts(self) -> Sequence[str]: ...
 
 
+def url_fault(url: str) -> str | None:
+    """What is wrong with a target's url, and the remedy; None if nothing is. Never shows a secret."""
+    try:
+        parts = urlsplit(url)
+        secret, port = parts.username is not None, None if "@" in parts.netloc else parts.port
+    except ValueError as error:
+        return f"url must look like http://host:port/prefix ({error})"
+    if secret:
+        return "url holds a user name or password: remove it, and name the key's variable in key_env"
+    if port == 0 or not _HOST.fullmatch(parts.hostname or ""):
+        return f"url must look like http://host:port/prefix, not {parts.scheme}://{parts.netloc}"
+    if "?" in url or "#" in url:
+        return (
+            "url ends in a query or a fragment, which no request would carry: remove it; an API key goes into"
+            " the environment, under the name in key_env"
+        )
+    if end := _ENDPOINT.search(parts.path):
+        return f"url names one call: remove {end[0]}; the dialect says what comes after the address"
+    return None
+
+
 def option_fault(target: Options) -> str | None:
     """What is wrong with a target's options, and the remedy; None if nothing is. Never shows a secret."""
-    if urlsplit(target.url).username is not None:
-        return "url holds a user name or password: remove it, and name the key's variable in key_env"
+    if (found := url_fault(target.url)) is not None:
+        return found
     if target.key_env is not None and not _VARIABLE.fullmatch(target.key_env):
         return "key_env is the name of an environment variable, like API_KEY, and not the key itself"
     if target.key_header is not None and not _NAME.fullmatch(target.key_header):

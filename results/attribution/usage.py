@@ -171,7 +171,7 @@ def normalise(body: Mapping[str, Any]) -> Usage:
         body = {"usage": body, **({"timings": body["timings"]} if "timings" in body else {})}
     for dialect in DIALECTS:
         known = _at(body, dialect.known_by)
-        if known is not None and (type(known) is int or isinstance(known, Mapping)):
+        if known is not None and (type(known) in (int, float) or isinstance(known, Mapping)):
             return _read(body, dialect)
     return Usage(None, None, None)
 
@@ -220,7 +220,14 @@ def _first(body: Mapping[str, Any], paths: Iterable[Path]) -> int | None:
 def _count(body: Mapping[str, Any], path: Path) -> int | None:
     """A count at ``path``; None for what is absent or no count: text, a fraction, a negative number."""
     value = _at(body, path)
-    return value if type(value) is int and 0 <= value <= MOST else None
+    return int(value) if is_count(value) else None
+
+
+def is_count(value: object) -> bool:
+    """Whole and not negative. JSON knows no integers: some gateways write 12 as 12.0."""
+    if type(value) is float:
+        return value.is_integer() and 0 <= value <= MOST
+    return type(value) is int and 0 <= value <= MOST
 
 
 def _at(body: Any, path: Path) -> Any:

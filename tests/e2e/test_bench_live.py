@@ -28,6 +28,7 @@ gates: [attainment >= 50%, kv.leaked_blocks == 0]
 """
 FILES = {
     "alone.parquet",
+    "ideal.parquet",
     "attribution.json",
     "attribution.parquet",
     "audits.jsonl",

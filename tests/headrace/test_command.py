@@ -214,6 +214,27 @@ def test_a_folder_that_holds_a_run_is_not_written_over(command: Command) -> None
     assert {file.name: file.read_bytes() for file in Path("run").iterdir()} == before
 
 
+@pytest.mark.parametrize("out", ["good.yaml", "good.yaml/run"])
+def test_a_folder_that_cannot_be_made_is_said_with_a_remedy(command: Command, out: str) -> None:
+    """Before any load, without the system's numbers."""
+    Path("good.yaml").write_text(GOOD)
+    code, said, err = command("run", "good.yaml", "--virtual", "--out", out)
+    assert (code, closing(said)) == (2, 2)
+    assert f"{out}: cannot be made a run directory (" in err
+    assert "choose another --out" in err
+    assert "Errno" not in err
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:99999", "http://127.0.0.1:80/v1?api-key=s3cret"])
+def test_a_target_that_cannot_be_one_is_a_usage_error(command: Command, url: str) -> None:
+    """No traceback, no fault of headrace itself, no run."""
+    Path("good.yaml").write_text(GOOD)
+    code, said, err = command("run", "good.yaml", "--target", url, "--out", "run")
+    assert (code, closing(said)) == (2, 2)
+    assert "target: url " in err
+    assert not Path("run").exists()
+
+
 def test_gates_of_a_run_that_is_there(command: Command) -> None:
     """`bench gate` judges other gates: 0, 1, or 2 for one that cannot be, with a hint."""
     Path("good.yaml").write_text(GOOD)

@@ -119,7 +119,7 @@ def test_case_c12(shot: dict[str, Any]) -> None:
         ),
         *[
             ({"usage": {"prompt_tokens": odd}}, Usage(None, None, None))
-            for odd in (-1, 1.0, "1", True, [1], {"n": 1}, 2**32)
+            for odd in (-1, 1.5, "1", True, [1], {"n": 1}, 2**32)
         ],
         ({"usage": None}, Usage(None, None, None)),
         ({}, Usage(None, None, None)),
