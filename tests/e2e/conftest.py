@@ -39,6 +39,11 @@ def until(condition: Callable[[], Any], seconds: float = LIMIT_S) -> Any:
     return found
 
 
+def _hear_ctrl_c() -> None:
+    """Also where the tests run in the background of a script, which has it ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @dataclass
 class Bench:
     """One `bench` process and all its descendants, which carry a mark in their environment.
@@ -70,6 +75,7 @@ class Bench:
                 env={**os.environ, **own, **self.environment},
                 cwd=self.folder,
                 start_new_session=True,
+                preexec_fn=_hear_ctrl_c,
             )
         return self.process
 
