@@ -31,8 +31,6 @@ class Lockstep:
     def __init__(self, block_size: int) -> None:
         self.steps = self.rows = self.tokens = 0
         """Steps that are over and had a row of every member; all rows and tokens of those steps."""
-        self.landed = -1
-        """Number of the last of them."""
         self.served = -1
         """Number of the last step that was planned with a row of every member."""
         self.told_at = 0
@@ -130,11 +128,9 @@ class Lockstep:
         """The last member of a request leaves: its steps since the first one came."""
         job = sequence.job
         steps, rows, tokens = job.since
-        if self.steps > steps:
-            job.truth.steps_decode += self.steps - steps
-            job.rows += self.rows - rows
-            job.step_tokens += self.tokens - tokens
-            job.last_step = max(job.last_step, self.landed)
+        job.truth.steps_decode += self.steps - steps
+        job.rows += self.rows - rows
+        job.step_tokens += self.tokens - tokens
 
     def dissolve(self) -> list[Sequence]:
         """All leave, and are returned."""
@@ -163,7 +159,6 @@ class Lockstep:
         self.steps += 1
         self.rows += len(plan.rows)
         self.tokens += plan.tokens
-        self.landed = plan.step
 
     def between_blocks(self) -> list[Sequence]:
         """Members whose last block is just full."""

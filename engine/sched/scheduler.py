@@ -40,7 +40,7 @@ class Scheduler(Batch):
         planned = Step(step, self.config.scheduler.max_step_tokens, self.lockstep, self.holds.waiting)
         self.memory.transfers.next_step = step
         self.memory.fill_ballast(now)
-        if self.holds.waiting or self.holds.caught:
+        if self.holds.caught:  # who is paused stands still
             self.lockstep.dissolve()
         decoders, prefills = self._ready()
         share = self._decode_share(prefills)
