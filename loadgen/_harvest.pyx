@@ -1,5 +1,5 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-r"""`loadgen.log.Log`, `loadgen.lane.Lane` and `loadgen.harvest.Harvest` in C: what they do is said there.
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+r"""`loadgen.log.Log`, `loadgen.lane.Lane` and `loadgen.harvest` in C: what they do is said there.
 
 ```
 epoll ──ready──> recvmsg ──> clock ──> lane takes it? ──yes──> appended to the log: no Python object is made
@@ -23,6 +23,13 @@ cdef extern from "<time.h>" nogil:
         long tv_nsec
     clockid_t CLOCK_MONOTONIC
     int clock_gettime(clockid_t clock, timespec* now)
+
+cdef extern from "<sys/timerfd.h>" nogil:
+    cdef struct itimerspec:
+        timespec it_interval
+        timespec it_value
+    int timerfd_settime(int timer, int flags, itimerspec* when, itimerspec* before)
+    int TFD_TIMER_ABSTIME
 
 cdef extern from "<sys/socket.h>" nogil:
     ctypedef unsigned int socklen_t
@@ -56,6 +63,9 @@ cdef enum:
     READ_BYTES = 16384
     MOST_READY = 256
     FIRST_ROOM = 8192
+
+cdef char _buffer[READ_BYTES]
+cdef char _control[64]
 
 cdef packed struct Mark:
     int64_t t
@@ -151,11 +161,11 @@ cdef class Log:
 
 
 cdef class Lane:
-    cdef bytes _begin
+    cdef bytes _begin  # the same object for all of a target's streams, so that it stays in cache
     cdef Log _log
 
     def __cinit__(self, bytes usual not None, Log log not None):
-        self._begin, self._log = b"\r\n" + usual, log
+        self._begin, self._log = usual, log
 
     def take(self, int64_t t, bytes data not None, int64_t real):
         return self._take(t, PyBytes_AS_STRING(data), len(data), real)
@@ -181,7 +191,9 @@ cdef class Lane:
     cdef Py_ssize_t _usual(self, const char* data, Py_ssize_t begin, Py_ssize_t size) noexcept:
         """Bytes of the event that begins there, 0 if what the chunk holds is not a usual one."""
         cdef Py_ssize_t prefix = len(self._begin)
-        if size < begin - 2 + prefix or memcmp(data + begin - 2, PyBytes_AS_STRING(self._begin), prefix) != 0:
+        if size < begin + prefix or data[begin - 2] != b"\r" or data[begin - 1] != b"\n":
+            return 0
+        if memcmp(data + begin, PyBytes_AS_STRING(self._begin), prefix) != 0:
             return 0
         cdef const char* line = <const char*>memchr(data + begin, b"\n", size - begin)
         if line == NULL or data + size - line < 4 or memcmp(line, b"\n\n\r\n", 4) != 0:
@@ -207,10 +219,7 @@ cdef class Harvest:
     cdef object _owned
     cdef int _epoll
     cdef list _lanes
-    cdef int64_t _real
     cdef epoll_event _events[MOST_READY]
-    cdef char _buffer[READ_BYTES]
-    cdef char _control[64]
 
     def __cinit__(self, epoll, clock):
         self._owned, self._epoll, self._lanes = epoll, epoll.fileno(), []
@@ -238,7 +247,8 @@ cdef class Harvest:
     cdef int _one(self, int fd, uint32_t bits, list news) except -1:
         if fd >= len(self._lanes):
             return 0
-        cdef ssize_t size = self._receive(fd)
+        cdef int64_t real
+        cdef ssize_t size = _receive(fd, &real)
         cdef int code = errno if size < 0 else 0
         cdef int64_t t = _now()  # before anything else: this is the time of the read
         cdef Lane lane = self._lanes[fd]
@@ -246,30 +256,9 @@ cdef class Harvest:
             return 0
         if size > 0 and (bits != EPOLLIN or size == READ_BYTES):
             self._arm(fd)
-        if size <= 0 or lane is None or not lane._take(t, self._buffer, size, self._real):
-            given = OSError(code, os.strerror(code)) if code else PyBytes_FromStringAndSize(self._buffer, size)
-            news.append((fd, (t, self._real, given)))
+        if size <= 0 or lane is None or not lane._take(t, _buffer, size, real):
+            news.append((fd, _read(t, real, size, code)))
         return 0
-
-    cdef ssize_t _receive(self, int fd) noexcept:
-        """As `recvmsg`; the kernel's stamp goes to ``_real``."""
-        cdef iovec part
-        cdef msghdr message
-        cdef ssize_t size = -1
-        cdef timespec stamp
-        part.iov_base, part.iov_len = self._buffer, READ_BYTES
-        memset(&message, 0, sizeof(message))
-        message.msg_iov, message.msg_iovlen = &part, 1
-        while size < 0:
-            message.msg_control, message.msg_controllen = self._control, sizeof(self._control)
-            size = recvmsg(fd, &message, MSG_DONTWAIT)
-            if size < 0 and errno != EINTR:
-                break
-        self._real = 0
-        if size > 0 and CMSG_FIRSTHDR(&message) != NULL:  # nothing else was asked for
-            memcpy(&stamp, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(timespec))
-            self._real = _ns(stamp)
-        return size
 
     cdef int _arm(self, int fd) except -1:
         cdef epoll_event event
@@ -277,6 +266,48 @@ cdef class Harvest:
         if epoll_ctl(self._epoll, EPOLL_CTL_MOD, fd, &event) < 0:
             raise OSError(errno, os.strerror(errno))
         return 0
+
+
+def receive(own):
+    cdef int64_t real
+    cdef ssize_t size = _receive(own.fileno(), &real)
+    cdef int code = errno if size < 0 else 0
+    return None if code == EAGAIN else _read(_now(), real, size, code)
+
+
+cdef tuple _read(int64_t t, int64_t real, ssize_t size, int code):
+    """`loadgen.harvest.Read`"""
+    given = OSError(code, os.strerror(code)) if code else PyBytes_FromStringAndSize(_buffer, size)
+    return t, real, given
+
+
+cdef ssize_t _receive(int fd, int64_t* real) noexcept:
+    """As `recvmsg`, into the buffer; with the kernel's stamp."""
+    cdef iovec part
+    cdef msghdr message
+    cdef ssize_t size = -1
+    cdef timespec stamp
+    part.iov_base, part.iov_len = _buffer, READ_BYTES
+    memset(&message, 0, sizeof(message))
+    message.msg_iov, message.msg_iovlen = &part, 1
+    while size < 0:
+        message.msg_control, message.msg_controllen = _control, sizeof(_control)
+        size = recvmsg(fd, &message, MSG_DONTWAIT)
+        if size < 0 and errno != EINTR:
+            break
+    real[0] = 0
+    if size > 0 and CMSG_FIRSTHDR(&message) != NULL:  # nothing else was asked for
+        memcpy(&stamp, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(timespec))
+        real[0] = _ns(stamp)
+    return size
+
+
+def set_timer(int timer, int64_t due):
+    cdef itimerspec when
+    memset(&when, 0, sizeof(when))
+    when.it_value.tv_sec, when.it_value.tv_nsec = due // 1_000_000_000, due % 1_000_000_000
+    if timerfd_settime(timer, TFD_TIMER_ABSTIME, &when, NULL) < 0:
+        raise OSError(errno, os.strerror(errno))
 
 
 cdef int64_t _now() noexcept:

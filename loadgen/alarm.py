@@ -11,8 +11,11 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
+from loadgen import native
 from loadgen.clock import Clock
 
 
@@ -44,36 +47,38 @@ class LoopAlarm:
             self._handle = None
 
 
-class _Timespec(ctypes.Structure):
-    _fields_ = (("sec", ctypes.c_long), ("nsec", ctypes.c_long))
+_CLOCK_MONOTONIC, _ABSTIME = 1, 1
 
 
 class _Itimerspec(ctypes.Structure):
-    _fields_ = (("interval", _Timespec), ("value", _Timespec))
+    _fields_ = tuple((name, ctypes.c_long) for name in ("every_s", "every_ns", "s", "ns"))
 
 
-_CLOCK_MONOTONIC, _ABSTIME = 1, 1
+def _set_timer(libc: ctypes.CDLL, timer: int, due: int) -> None:
+    """`loadgen._harvest.set_timer`."""
+    if libc.timerfd_settime(
+        timer, _ABSTIME, ctypes.byref(_Itimerspec(0, 0, *divmod(due, 1_000_000_000))), None
+    ):
+        raise OSError(ctypes.get_errno(), "timerfd_settime failed")
 
 
 class TimerfdAlarm:
     """The kernel's timer on CLOCK_MONOTONIC as a file that the running event loop watches (Linux)."""
 
     def __init__(self, ring: Callable[[], None]) -> None:
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self._fd: int = self._libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._fd: int = libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create failed")
-        spec = _Itimerspec()
-        self._value, self._spec = spec.value, ctypes.byref(spec)
-        self._ring = ring
+        native_set = None if native.extension is None else native.extension.set_timer
+        self._set = native_set or partial(_set_timer, libc)
+        self._ring, self._over = ring, False
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._fd, self._expired)
 
     def set(self, due: int) -> None:
-        # A value of zero would disarm the timer.
-        self._value.sec, self._value.nsec = divmod(max(due, 1), 1_000_000_000)
-        if self._libc.timerfd_settime(self._fd, _ABSTIME, self._spec, None) != 0:
-            raise OSError(ctypes.get_errno(), "timerfd_settime failed")
+        self._set(self._fd, max(due, 1))  # zero would disarm the timer
+        self._over = False
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -82,11 +87,12 @@ class TimerfdAlarm:
             self._fd = -1
 
     def _expired(self) -> None:
-        try:
-            os.read(self._fd, 8)
-        except BlockingIOError:
-            return  # set to another time since it became readable
+        """Or it was, and has been set to another time since: whoever is woken looks at the clock."""
+        self._over = True
         self._ring()
+        if self._over and self._fd >= 0:  # set again, it is not readable any more
+            with suppress(BlockingIOError):
+                os.read(self._fd, 8)
 
 
 def live_alarm(clock: Clock, ring: Callable[[], None]) -> Alarm:

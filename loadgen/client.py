@@ -76,7 +76,7 @@ class Client:
         self.pool_limit = limit
         self.kernel_stamps = kernel_stamps_here() if kernel_stamps is None else kernel_stamps
         """Whether reads carry the kernel's receive stamp. A single read may still lack it."""
-        self._address = address
+        self._address, self._authority = address, address.authority
         self._clock = clock
         self._tls = (tls or default_context()) if address.tls else None
         self._sockets: Sockets | None = None
@@ -89,7 +89,7 @@ class Client:
         self._closed = False
 
     def send(self, request: HttpRequest, sink: Sink) -> Callable[[], None]:
-        payload = encode(request, self._address.authority, self._address.prefix)
+        payload = encode(request, self._authority, self._address.prefix)
         exchange = Exchange(payload, sink, self._clock)
         if self._closed:
             exchange.finish(self._clock(), "aborted", "the client is closed")
@@ -162,10 +162,9 @@ class Client:
 
     def _take_idle(self) -> Connection | None:
         while self._idle:
-            connection = next(reversed(self._idle))
-            connection.look()  # the server may have closed it, which takes it out of the pool
-            if connection in self._idle:
-                del self._idle[connection]
+            connection, _ = self._idle.popitem()
+            connection.look()  # the server may have closed it
+            if not connection.closed:
                 return connection
         return None
 

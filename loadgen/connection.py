@@ -5,8 +5,9 @@ from __future__ import annotations
 import ssl
 from typing import Protocol
 
+from loadgen.bodies import ChunkScanner, Framing
 from loadgen.clock import Clock
-from loadgen.http1 import ChunkScanner, Framing, ResponseParser
+from loadgen.http1 import ResponseParser
 from loadgen.route import Route
 from loadgen.sockets import Channel, named
 from loadgen.transport import Ending, Sink
@@ -83,7 +84,7 @@ class Exchange:
 
 
 class Connection:
-    """The Owner of a channel; its claim gets it once it is open."""
+    """The Owner of a channel; its claim gets it once it is open. ``closed``: it is of no more use."""
 
     def __init__(self, pool: Pool, clock: Clock, claim: Claim) -> None:
         self._pool, self._clock = pool, clock
@@ -93,10 +94,10 @@ class Connection:
         self._sink: Sink | None = None
         self._parser = ResponseParser()
         self._framing: Framing | None = None
-        self._keep_alive = self._unsent = self._new = self._closed = False
+        self._keep_alive = self._unsent = self._new = self.closed = False
 
     def dial(self, route: Route) -> None:
-        if not self._closed:
+        if not self.closed:
             self._channel = self._pool.dial(self, route)
 
     def begin(self, exchange: Exchange, new: bool) -> None:
@@ -113,7 +114,7 @@ class Connection:
     def spare(self) -> None:
         """Nobody needs it for now."""
         self._claim = None
-        if not self._closed:
+        if not self.closed:
             self._pool.released(self)
 
     def look(self) -> None:
@@ -187,6 +188,8 @@ class Connection:
             sink.data(t, piece.body, real)
         if (piece.complete or piece.broken) and self._exchange is exchange:
             self._ended(t, piece.broken)
+        elif self._framing is not None:
+            self._choose_lane(self._framing, sink)
 
     def _ended(self, t: int, broken: str) -> None:
         """By its framing; the sink may have let go of it in its last read."""
@@ -203,7 +206,7 @@ class Connection:
             exchange.finish(t, "reset", f"broken HTTP answer: {broken}")
         else:
             exchange.finish(t, "complete", "")
-        if reusable and not self._closed:
+        if reusable and not self.closed:
             self._pool.released(self)
 
     def _verdict(self, error: OSError | None) -> tuple[Ending, str]:
@@ -221,9 +224,9 @@ class Connection:
 
     def _let_go(self) -> bool:
         """Close the channel and leave the pool; False if that was done before."""
-        if self._closed:
+        if self.closed:
             return False
-        self._closed = True
+        self.closed = True
         self._exchange = self._sink = self._framing = self._claim = None
         if self._channel is not None:
             self._channel.close()

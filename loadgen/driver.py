@@ -18,13 +18,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import ParamSpec
 
-from loadgen.agenda import Agenda, cross_out
+from loadgen.agenda import Agenda
 from loadgen.alarm import Alarm, LoopAlarm
 from loadgen.clock import Clock
 from loadgen.desk import Desk
+from loadgen.endwatch import Habit
 from loadgen.flight import Flight
 from loadgen.gate import Gate
 from loadgen.inflight import InFlight
+from loadgen.line import Line
 from loadgen.outcomes import Cut
 from loadgen.plan import Phases, Shot
 from loadgen.progress import Counts
@@ -58,11 +60,14 @@ class Driver:
         rules: Rules = Rules(),  # noqa: B008  frozen
     ) -> None:
         self._phases, self._desk, self._dialect = phases, desk, dialect
+        self._habit = Habit()
         self._transport, self._clock, self._t0, self._rules = transport, clock, t0, rules
         self._end_at = t0 + phases.load_ns + round(phases.drain * 1e9)
         self._shots, self._turns = shots, Turns(shots, phases)
         self._dues = Dues(self._turns, phases)
         self._agenda = Agenda(shots, t0, clock, self._due)
+        self._watched = Line(self._agenda, rules.timeouts.shortest_ns, self._watch)
+        self._lingering: Line[Flight] = Line(self._agenda, LINGER_NS, lambda flight, now: flight.abort())
         self._gates = {name: Gate(cap) for name, cap in rules.caps.items()}
         self._flights: dict[int, Flight] = {}
         self._again: dict[int, int] = {}
@@ -153,7 +158,9 @@ class Driver:
         assert start >= due, "a send must never be early"
         self._again.pop(shot.id, None)
         stamps = due, dequeued, start
-        flight = Flight(shot, attempt, stamps, self._dialect, streamed, self._ended, self._reached)
+        flight = Flight(
+            shot, attempt, stamps, self._dialect, self._habit, streamed, self._ended, self._reached
+        )
         flight.cap_wait = admitted - dequeued
         self._flights[shot.id] = flight
         self.in_flight.change(start - self._t0, +1)
@@ -162,7 +169,10 @@ class Driver:
         flight.abort = self._transport.send(request, flight)
         if flight.over:
             return
-        self._watch(flight, start)
+        if flight.raw.conn is None:
+            self._watch(flight, start)
+        else:  # no limit that is left is shorter than the line's
+            flight.wait_in(self._watched, start)
         if shot.cancel is not None and shot.cancel.kind == "after":
             self._agenda.at(start + shot.cancel.at, partial(self._cancel, flight))
         if shot.id in self._cancelled_early:
@@ -199,8 +209,7 @@ class Driver:
         if flight.over:
             return
         flight.over = True
-        if flight.timer is not None:
-            cross_out(flight.timer)
+        flight.wait_no_more()
         shot = flight.shot
         del self._flights[shot.id]
         self.in_flight.change(t - self._t0, -1)
@@ -208,7 +217,7 @@ class Driver:
             flight.abort()
         elif not flight.disconnected:
             # Answered, but the connection is not back yet: it gets a moment to become reusable.
-            flight.timer = self._agenda.at(t + LINGER_NS, lambda now: flight.abort())
+            flight.wait_in(self._lingering, t)
         self._hand_over(flight, t, cut)
 
     def _hand_over(self, flight: Flight, t: int, cut: Cut | None) -> None:

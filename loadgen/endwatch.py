@@ -23,20 +23,31 @@ _LAST = b"\n\ndata: [DONE]\n\n"
 _NEWLINES = (10, 13)
 
 
+class Habit:
+    """How the events of one target's streams begin, as far as one of them has shown it: a stream seldom
+    begins otherwise than the one before."""
+
+    __slots__ = ("begin",)
+
+    def __init__(self) -> None:
+        self.begin = _NEVER
+
+
 class EndWatch:
     """Watches one stream. ``feed`` each read; True once an event of it ended the answer."""
 
-    __slots__ = ("_dialect", "_event", "_hints", "_learns", "_open", "_usual")
+    __slots__ = ("_dialect", "_event", "_habit", "_hints", "_learns", "_open", "_usual")
 
-    def __init__(self, dialect: Dialect) -> None:
-        self._dialect = dialect
+    def __init__(self, dialect: Dialect, habit: Habit | None = None) -> None:
+        """``habit``: of this dialect's streams; it learns."""
+        self._dialect, self._habit = dialect, habit or Habit()
         self._hints = dialect.hints
         self._event: Parser | None = None
         self._open: bytes | None = None
         """The beginning of a line that the last read ended in; None between lines and once an end is near."""
         self._learns = dialect.alike
-        self._usual = _NEVER
-        """How the first event began; events that begin so are not the last one."""
+        self._usual = self._habit.begin
+        """How a first event began; events that begin so are not the last one."""
 
     @property
     def usual(self) -> bytes | None:
@@ -55,6 +66,7 @@ class EndWatch:
                 return self._suspect(t, text)
         if self._learns and self._open is None and len(chunk) > _ALIKE and chunk.startswith(b"data:"):
             self._usual, self._learns = chunk[:_ALIKE], False
+            self._habit.begin = self._usual
         self._open = None if chunk[-1] in _NEWLINES else _open_line(text)
         return False
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from loadgen.agenda import Entry, cross_out
-from loadgen.endwatch import EndWatch, token_in
+from loadgen.endwatch import EndWatch, Habit, token_in
 from loadgen.lane import Lane, make_lane
+from loadgen.line import Line
 from loadgen.outcomes import Cut, Limit, is_answer
 from loadgen.plan import Shot
 from loadgen.raw import Closed, Raw
@@ -29,7 +30,10 @@ class Flight:
         "_cancel_at",
         "_dialect",
         "_ended",
+        "_habit",
         "_lane",
+        "_lane_of",
+        "_line",
         "_peek",
         "_progress",
         "_reached",
@@ -54,6 +58,7 @@ class Flight:
         attempt: int,
         times: tuple[int, int, int],
         dialect: Dialect,
+        habit: Habit,
         streamed: bool,
         ended: Callable[[Flight, int], None],
         reached: Callable[[Flight, int], None],
@@ -66,12 +71,14 @@ class Flight:
         self.disconnected = False
         self.abort: Callable[[], None] = _nothing
         self.timer: Entry | None = None
-        """What is to be done about it next, if nothing happens."""
-        self._dialect = dialect
+        """What is to be done about it next, if nothing happens; or it waits in a line."""
+        self._line: Line[Flight] | None = None
+        self._dialect, self._habit = dialect, habit
         self._ended, self._reached = ended, reached
         self._progress: int | None = None
         self._watch: EndWatch | None = None
         self._lane: Lane | None = None
+        self._lane_of = b""
         cancel = shot.cancel
         self._cancel_at = cancel.at if cancel is not None and cancel.kind == "decode" else None
         self._peek: Timeline | None = None if self._cancel_at is None else Timeline(dialect)
@@ -92,7 +99,7 @@ class Flight:
         raw = self.raw
         raw.headers_at, raw.headers_real, raw.status, raw.headers = t, real, status, headers
         if is_answer(status) and "json" not in headers.get("content-type", ""):
-            self._watch = EndWatch(self._dialect)
+            self._watch = EndWatch(self._dialect, self._habit)
         if self._peek is not None:
             self._peek.headers(t, status, headers)
 
@@ -115,19 +122,30 @@ class Flight:
         usual = self._watch.usual
         if usual is None:
             return None
-        if self._lane is None:
-            self._lane = make_lane(usual, self.raw.reads)  # it never changes, once there is one
+        if self._lane is None or usual is not self._lane_of:
+            self._lane, self._lane_of = make_lane(usual, self.raw.reads), usual
         return self._lane
 
     def closed(self, t: int, how: Ending, detail: str) -> None:
         self.disconnected = True
-        if self.timer is not None:
-            cross_out(self.timer)
+        self.wait_no_more()
         if not self.over:
             self.raw.ending, self.raw.detail = how, detail
             self._ended(self, t)
 
     # --- limits
+
+    def wait_in(self, line: Line[Flight], now: int) -> None:
+        """Something is done about it if nothing happens for so long."""
+        self._line = line
+        line.join(self, now)
+
+    def wait_no_more(self) -> None:
+        """Nothing is to be done about it."""
+        if self.timer is not None:
+            cross_out(self.timer)
+        if self._line is not None:
+            self._line.leave(self)
 
     def deadline(self, limits: Timeouts) -> tuple[int, Limit]:
         """When the client gives up, by what `look` has seen so far, and by which limit. Only tokens are

@@ -9,9 +9,11 @@ full buffer, or an end or error that came with the bytes, is no edge any more; t
 
 from __future__ import annotations
 
+import functools
 import select
 import socket
 import struct
+from collections.abc import Callable
 
 from loadgen import native
 from loadgen.clock import Clock, monotonic
@@ -43,6 +45,14 @@ def receive(own: socket.socket, clock: Clock) -> Read | None:
         return t, 0, data
     seconds, ns = _TIMESPEC.unpack(ancillary[0][2])  # nothing else was asked for
     return t, seconds * 1_000_000_000 + ns, data
+
+
+def make_receive(clock: Clock) -> Callable[[socket.socket], Read | None]:
+    """`receive`, the quicker one of the two; the native one knows one clock only."""
+    if native.extension is not None and clock is monotonic:
+        read: Callable[[socket.socket], Read | None] = native.extension.receive
+        return read
+    return functools.partial(receive, clock=clock)
 
 
 class Harvest:

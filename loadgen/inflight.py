@@ -18,4 +18,4 @@ class InFlight:
         self.integral += by * (self._b - self.clip(t))
 
     def clip(self, t: int) -> int:
-        return min(max(t, self._a), self._b)
+        return self._a if t < self._a else min(t, self._b)

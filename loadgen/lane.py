@@ -11,7 +11,7 @@ stream's end: it is kept as it is. Everything else goes the long way, to the sam
 from __future__ import annotations
 
 from loadgen import native
-from loadgen.http1 import CHUNK_SIZES
+from loadgen.bodies import CHUNK_SIZES
 from loadgen.log import Log
 
 

@@ -17,7 +17,7 @@ import time
 from typing import Protocol
 
 from loadgen.clock import Clock
-from loadgen.harvest import ANCILLARY, Read, receive
+from loadgen.harvest import ANCILLARY, Read, make_receive
 from loadgen.lane import Lane
 from loadgen.readiness import READ, WRITE, make_watch
 from loadgen.route import Endpoint, Route, connect_error
@@ -82,6 +82,7 @@ class Sockets:
 
     def __init__(self, clock: Clock, kernel_stamps: bool) -> None:
         self.clock = clock
+        self.receive = make_receive(clock)
         self.kernel_stamps = kernel_stamps
         # Without the kernel's stamps a gathered read would be a late one.
         self.watch = make_watch(clock, gather=kernel_stamps)
@@ -171,7 +172,7 @@ class Socket:
     # --- told by the watch
 
     def readable(self) -> None:
-        if self._sock is None or (read := receive(self._sock, self._clock)) is None:
+        if self._sock is None or (read := self._sockets.receive(self._sock)) is None:
             return
         t, real, data = read
         if self._lane is None or isinstance(data, OSError) or not self._lane.take(t, data, real):

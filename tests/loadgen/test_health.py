@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadgen import native
 from loadgen.alarm import TimerfdAlarm
 from loadgen.clock import Clock, monotonic, run_virtual
 from loadgen.health import GcMeter, HealthMeter, LoopLag, merged, read_steal
@@ -165,8 +166,13 @@ def test_the_in_flight_integral_is_the_sum_of_the_clipped_lives(lives: list[tupl
     assert counter.now == 0
 
 
-def test_the_kernels_alarm_rings_at_its_time_and_can_be_moved() -> None:
+@pytest.mark.parametrize("kind", ["native", "python"])
+def test_the_kernels_alarm_rings_at_its_time_and_can_be_moved(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Never before the time set last; a time in the past rings at once."""
+    if kind == "python":
+        monkeypatch.setattr(native, "extension", None)
 
     async def main() -> list[int]:
         rung: list[int] = []
@@ -179,8 +185,34 @@ def test_the_kernels_alarm_rings_at_its_time_and_can_be_moved() -> None:
         alarm.set(0)
         while len(rung) < 2:
             await asyncio.sleep(0.001)
+        for _ in range(20):  # once is enough
+            await asyncio.sleep(0)
         alarm.close()
         alarm.close()
         return rung
 
     assert len(asyncio.run(main())) == 2
+
+
+def test_an_alarm_may_be_set_and_closed_by_whom_it_wakes() -> None:
+    """It rings as often as it was set, and leaves nothing behind."""
+
+    async def main() -> int:
+        rung, over = 0, asyncio.get_running_loop().create_future()
+
+        def ring() -> None:
+            nonlocal rung
+            rung += 1
+            if rung < 3:
+                alarm.set(monotonic() + MS)
+            else:
+                alarm.close()
+                over.set_result(None)
+
+        alarm = TimerfdAlarm(ring)
+        alarm.set(1)
+        await over
+        await asyncio.sleep(0.005)
+        return rung
+
+    assert asyncio.run(main()) == 3

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.http1 import MAX_HEAD, ChunkScanner, Head, Piece, ResponseParser, encode
+from loadgen.bodies import MOST_LINE, ChunkScanner
+from loadgen.http1 import Head, Piece, ResponseParser, encode
 from loadgen.transport import HttpRequest
 
 CHUNKED = (
@@ -57,6 +58,17 @@ def test_any_split_of_a_chunked_answer_gives_the_same_body(cuts: list[int]) -> N
         status = piece.head.status if piece.head else status
         complete = piece.complete
     assert (status, body, complete, parser.surplus) == (200, b"hello, world!!\n", True, False)
+
+
+def test_answers_with_the_same_head_have_nothing_else_in_common() -> None:
+    """A head that was understood before is not understood again; where its body stands is each one's own."""
+    counted = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc"
+    for answer, rest in ((counted, 1), (CHUNKED, 20)):
+        first, second = ResponseParser(), ResponseParser()
+        assert first.feed(answer[:-rest]) == second.feed(answer[:-rest])
+        assert first.feed(answer[-rest:]).complete
+        assert second.framing is not None
+        assert not second.framing.over
 
 
 @given(chunks, cuts, st.sampled_from([b"%x\r\n", b"%X\r\n", b"%x;a=b\r\n", b"0%x\r\n", b"%x \r\n"]))
@@ -193,7 +205,7 @@ def test_the_end_of_the_connection_inside_a_framed_body_is_no_proper_end() -> No
         b"HTTP/1.1 200 OK\r\nContent-Length: 1, 2\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nabc\r\n",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1" * (MAX_HEAD + 1),
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1" * (MOST_LINE + 1),
         b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
         b"x" * 70_000,
     ],

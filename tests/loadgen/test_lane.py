@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from loadgen import native
 from loadgen.connection import Connection, Exchange
+from loadgen.endwatch import Habit
 from loadgen.flight import Flight
 from loadgen.lane import Lane, make_lane
 from loadgen.log import make_log
@@ -52,10 +53,13 @@ def chunk(body: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(body), body)
 
 
-def seen(reads: list[bytes], short: bool, shot: Shot = SHOT) -> tuple[Raw, list[int], int]:
+def seen(
+    reads: list[bytes], short: bool, shot: Shot = SHOT, habit: Habit | None = None
+) -> tuple[Raw, list[int], int]:
     """What a flight saw of an answer, when it ended, and how many reads the short way took."""
     ends: list[int] = []
-    flight = Flight(shot, 1, (0, 0, 0), OpenAIChat("m"), True, lambda _, t: ends.append(t), lambda _, t: None)
+    dialect, ended = OpenAIChat("m"), lambda _, t: ends.append(t)
+    flight = Flight(shot, 1, (0, 0, 0), dialect, habit or Habit(), True, ended, lambda _, t: None)
     wire, taken = Wire(), 0
     connection = Connection(wire, lambda: 0, Exchange(b"", flight, lambda: 0))
     connection.dial(Route.literal("127.0.0.1", 1))  # type: ignore[arg-type]
@@ -76,9 +80,24 @@ def cut(stream: bytes, cuts: list[int]) -> list[bytes]:
 TEXTS = st.lists(st.text(max_size=300), min_size=1, max_size=12)
 
 
-@given(TEXTS, st.sampled_from(["\n", "\r\n"]), st.lists(st.integers(0, 9999), max_size=6), st.booleans())
-def test_both_ways_see_the_same(texts: list[str], end: str, cuts: list[int], whole: bool) -> None:
-    """Any events, line ends and cuts; also several events in a chunk, and text that looks like framing."""
+def habit(begin: bytes) -> Habit:
+    """What an earlier stream has left."""
+    made = Habit()
+    made.begin = begin or made.begin
+    return made
+
+
+BEGINS = st.sampled_from([b"", b'data: {"id": "ch', b'data: {"id": "xy', b'data: {"object":'])
+
+
+@given(
+    TEXTS, st.sampled_from(["\n", "\r\n"]), st.lists(st.integers(0, 9999), max_size=6), st.booleans(), BEGINS
+)
+def test_both_ways_see_the_same(
+    texts: list[str], end: str, cuts: list[int], whole: bool, begin: bytes
+) -> None:
+    """Any events, line ends and cuts; also several events in a chunk, and text that looks like framing;
+    whatever streams before it were like."""
     texts = [*texts, "[DONE]", "data: [DONE]\n\n", "a3\r\ndata: x\n\n\r\n"]
     events = [event(text, end) for text in texts]
     body = b"".join(events) if whole else b""
@@ -88,10 +107,10 @@ def test_both_ways_see_the_same(texts: list[str], end: str, cuts: list[int], who
         cut(stream, cuts) if cuts else [HEAD, *map(chunk, events), chunk(b"data: [DONE]\n\n"), b"0\r\n\r\n"]
     )
     long = seen(reads, False)
-    short = seen(reads, True)
+    short = seen(reads, True, habit=habit(begin))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "extension", None)
-        python = seen(reads, True)
+        python = seen(reads, True, habit=habit(begin))
     columns = [(raw.users, raw.reals, raw.chunks, ends) for raw, ends, _ in (long, short, python)]
     assert columns[0] == columns[1] == columns[2]
     assert short[2] == python[2]
@@ -104,6 +123,17 @@ def test_reads_of_the_usual_kind_take_the_short_way() -> None:
     assert taken == 5
     assert ends == [8]
     assert raw.users == list(range(2, 9))
+
+
+def test_a_stream_like_the_one_before_it_takes_the_short_way_from_the_first_event_on() -> None:
+    """Its head alone goes the long way, and the end; one that begins otherwise is learned anew, and back."""
+    events, known = [chunk(event("x" * n, "\n")) for n in (1, 5, 80)], Habit()
+    others = [read.replace(b"chatcmpl", b"cmpl-new") for read in events]
+    taken = [
+        seen([HEAD, *body, chunk(b"data: [DONE]\n\n")], True, habit=known)[2]
+        for body in (events, events, others, others, events)
+    ]
+    assert taken == [2, 3, 2, 3, 2]
 
 
 def test_a_wrong_size_is_no_usual_read() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -9,6 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -19,9 +21,10 @@ from hypothesis import strategies as st
 
 from loadgen import native
 from loadgen.clock import monotonic
-from loadgen.harvest import EDGES, READ_BYTES, Harvest, make_harvest
+from loadgen.harvest import EDGES, READ_BYTES, Harvest, Read, make_harvest, make_receive
 from loadgen.lane import Lane, make_lane
 from loadgen.log import Log, log_of, make_log
+from loadgen.sockets import SO_TIMESTAMPNS, kernel_stamps_here
 
 KINDS = ("native", "python")
 USUAL = b'data: {"id": "ch'
@@ -204,6 +207,44 @@ def field(count: int, kind: str) -> Iterator[Field]:
             yield made
         finally:
             made.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_read_of_one_socket_gives_bytes_an_end_an_error_or_nothing(kind: str) -> None:
+    """With its time and, where the socket asked for it, the kernel's stamp; a second read finds nothing."""
+    with kept(kind), socket.create_server(("127.0.0.1", 0)) as server:
+        read, given = make_receive(monotonic), []
+        for end in (b"", b"reset"):
+            with socket.create_connection(server.getsockname()) as own:
+                other, _ = server.accept()
+                own.setblocking(False)
+                own.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+                assert read(own) is None
+                for data, reads in ((b"hello", 1), (b"x" * (READ_BYTES + 1), 2)):
+                    before = monotonic(), time.time_ns()
+                    other.sendall(data)
+                    given += [arrived(own, read, before) for _ in range(reads)]
+                if end:
+                    other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                other.close()
+                given.append(arrived(own, read, None))
+        assert given[:3] == given[4:7] == [b"hello", b"x" * READ_BYTES, b"x"]
+        assert given[3] == b""
+        assert isinstance(given[7], OSError)
+        assert given[7].errno == errno.ECONNRESET
+
+
+def arrived(
+    own: socket.socket, read: Callable[[socket.socket], Read | None], sent: tuple[int, int] | None
+) -> bytes | OSError:
+    """What ``own`` gets; its stamps lie between ``sent`` and now."""
+    while (one := read(own)) is None:
+        pass
+    t, real, data = one
+    if sent is not None and kernel_stamps_here():
+        assert sent[0] <= t <= monotonic()
+        assert sent[1] - 1_000_000 <= real <= time.time_ns() + 1_000_000
+    return data
 
 
 @pytest.mark.parametrize("kind", KINDS)
