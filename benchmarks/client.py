@@ -1,11 +1,12 @@
 """Our load generator against the reference server, certified token by token (MEASUREMENT C42).
 
-    python benchmarks/client.py [--rates 100,500,1000,2000] [--window 5] [--processes 1]
-    python benchmarks/client.py --block      # its event loop held up 20 ms every 100 ms, 500 streams/s
-    python benchmarks/client.py --million    # memory: 1,000,000 requests of 50 tokens
+    python -m benchmarks.client [--rates 100,500,1000,2000] [--window 5] [--processes 1]
+    python -m benchmarks.client --block      # its event loop held up 20 ms every 100 ms, 500 streams/s
+    python -m benchmarks.client --million    # memory: 1,000,000 requests of 50 tokens
 
 Server and load process are pinned to cores of their own. Prints a table, then one JSON line. Run it on an
-idle machine: load average, CPU steal and the cores that others used stand in the line.
+idle machine: load average, CPU steal and the cores that others used stand in the line, and what bare C needs
+for the same reads and writes at the highest rate (benchmarks/floor.py), if there is a C compiler.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import asyncio
 import json
 import os
 import platform
+import subprocess
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.floor import Floor, floor
 from headrace.capacity import Step, judge
 from headrace.doctor import placed
 from headrace.machine import machine
@@ -61,11 +64,13 @@ def main() -> None:
         script, processes=asked.server_processes, cpus=server_cpus, keep_log=not asked.million
     )
     load = os.getloadavg()
+    orders = _orders(asked, script, client_cpus)
+    bare = _floor(max(order.rate for order in orders), client_cpus[0], server_cpus[0])
     print("  ".join(f"{title:>{width}}" for title, _, width, _ in COLUMNS))
     with server:
         cost = server.us_per_write
         tail = None if asked.million else server.tail()
-        probed = [_step(order, server, tail) for order in _orders(asked, script, client_cpus)]
+        probed = [_step(order, server, tail) for order in orders]
         summaries = server.stop()
     print(
         json.dumps(
@@ -75,6 +80,7 @@ def main() -> None:
                 "processes": asked.processes,
                 "arrival": asked.arrival,
                 "steps": [as_dict(one) for one in probed],
+                "floor": bare,
                 "server": {"us_per_write": cost, "processes": summaries},
                 "cores": {"server": server_cpus, "client": client_cpus},
                 "machine": machine().as_dict(),
@@ -135,6 +141,17 @@ def _orders(asked: argparse.Namespace, script: Script, cpus: tuple[int, ...]) ->
     ]
     # A little longer than the mean asks for, so that chance does not make it fewer.
     return [replace(orders[0], window=1.005 * MILLION / rates[0])] if asked.million else orders
+
+
+def _floor(rate: float, client_cpu: int, server_cpu: int) -> Floor | None:
+    try:
+        found = floor(rate, 2.0, client_cpu, server_cpu)
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"no figure of bare C: {error}")
+        return None
+    event, write = found["us_per_event"], found["us_per_write"]
+    print(f"bare C on these cores: {event:.2f} us to read an event, {write:.2f} to write one")
+    return found
 
 
 def _step(order: Order, server: ReferenceServer, tail: LogTail | None) -> Probed:
