@@ -6,18 +6,18 @@ Optional (`loadgen.native`), for Linux. The GIL is kept: nothing here waits.
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.errno cimport EAGAIN, EINTR, errno
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport free, malloc
 
 import heapq
 import socket
-from collections import deque
+
+cimport cython
 
 import numpy as np
 
 from loadgen.clock import monotonic
 from loadgen.reference.answers import End
-from loadgen.reference.written import written
 
 cdef extern from "<time.h>" nogil:
     ctypedef int clockid_t
@@ -35,11 +35,14 @@ cdef enum:
     GONE = -1
     FAKE = -2
 
+cdef int64_t MOST_LATE = (<int64_t>1 << 32) - 1
 cdef object _HUNG_UP = End.HUNG_UP
 
 
+@cython.trashcan(True)  # for a long line
 cdef class Stream:
-    cdef readonly object number, pieces, offsets, tokens, end, status, keep, connection
+    cdef readonly object number, end, status, keep, connection
+    cdef readonly tuple pieces, offsets, tokens
     cdef readonly int64_t base
     cdef readonly Py_ssize_t last
     cdef public Py_ssize_t index
@@ -50,6 +53,7 @@ cdef class Stream:
     cdef int64_t _due
     cdef int64_t* _stamps
     cdef Py_ssize_t _count
+    cdef Stream _behind  # it in the line
 
     def __init__(self, number, base, answer, sock, connection):
         self.number, self.base, self.connection = number, base, connection
@@ -74,9 +78,20 @@ cdef class Stream:
         self._fd = GONE
 
     def written(self):
-        cdef Py_ssize_t count = self._count - bool(self.rest)
-        packed = PyBytes_FromStringAndSize(<char*>self._stamps, count * sizeof(int64_t))
-        return written(np.frombuffer(packed, np.int64), self.offsets, self.base, self.tokens)
+        cdef Py_ssize_t count = self._count - bool(self.rest), events = 0, piece, repeat
+        for piece in range(count):
+            events += <Py_ssize_t>self.tokens[piece]
+        stamps = PyBytes_FromStringAndSize(NULL, events * sizeof(int64_t))
+        lates = PyBytes_FromStringAndSize(NULL, events * sizeof(uint32_t))
+        cdef int64_t* stamp = <int64_t*>PyBytes_AS_STRING(stamps)
+        cdef uint32_t* late = <uint32_t*>PyBytes_AS_STRING(lates)
+        cdef int64_t behind
+        for piece in range(count):
+            behind = min(self._stamps[piece] - <int64_t>self.offsets[piece] - self.base, MOST_LATE)
+            for repeat in range(<Py_ssize_t>self.tokens[piece]):
+                stamp[0], late[0] = self._stamps[piece], <uint32_t>behind
+                stamp, late = stamp + 1, late + 1
+        return np.frombuffer(stamps, np.int64), np.frombuffer(lates, np.uint32)
 
     cdef Py_ssize_t _write(self, bytes data) except -2:
         """Bytes that the kernel has taken, -1 if the client is gone."""
@@ -104,24 +119,27 @@ cdef class Stream:
 
 cdef class Timeline:
     cdef readonly int64_t writes
-    cdef object _clock, _finished, _blocked, _queue
+    cdef object _clock, _finished, _blocked
+    cdef Stream _first, _last  # of the queue
+    cdef Py_ssize_t _queued
     cdef list _heap
-    cdef int64_t _gap, _latest
+    cdef int64_t _gap
 
     def __init__(self, clock, gap, finished, blocked):
         self._clock = None if clock is monotonic else clock
         self._gap, self._finished, self._blocked = gap, finished, blocked
-        self._queue, self._heap = deque(), []
-        self.writes = self._latest = 0
+        self._first = self._last = None
+        self._heap = []
+        self.writes = self._queued = 0
 
     def __len__(self):
-        return len(self._queue) + len(self._heap)
+        return self._queued + len(self._heap)
 
     @property
     def next_due(self):
         dues = [self._heap[0][0]] if self._heap else []
-        if self._queue:
-            dues.append((<Stream>self._queue[0])._due)
+        if self._first is not None:
+            dues.append(self._first._due)
         return min(dues, default=None)
 
     def add(self, Stream stream not None):
@@ -136,10 +154,10 @@ cdef class Timeline:
         cdef bint queued
         cdef int done = 0
         while done < most:
-            stream = self._queue[0] if self._queue else None
+            stream = self._first
             queued = stream is not None
-            if self._heap and (not queued or <int64_t>self._heap[0][0] < stream._due):
-                stream, queued = self._heap[0][2], False
+            if self._heap and (not queued or <int64_t>(<tuple>self._heap[0])[0] < stream._due):
+                stream, queued = (<tuple>self._heap[0])[2], False
             if stream is None:
                 break
             due, data = stream._due, stream.pieces[stream.index]
@@ -148,7 +166,7 @@ cdef class Timeline:
                 break
             sent = stream._write(data)
             if queued:
-                self._queue.popleft()
+                self._dequeue()
             else:
                 heapq.heappop(self._heap)
             if sent == len(data) and stream.index < stream.last:
@@ -162,15 +180,27 @@ cdef class Timeline:
         self.writes += done
         return done
 
+    cdef void _dequeue(self) noexcept:
+        """The first one."""
+        cdef Stream stream = self._first
+        self._first, stream._behind = stream._behind, None
+        if self._first is None:
+            self._last = None
+        self._queued -= 1
+
     cdef int _follow(self, Stream stream, int64_t due) except -1:
         """The next piece of a stream whose last one was due then."""
         cdef int64_t after = stream.base + <int64_t>stream.offsets[stream.index]
         stream._due = after
-        if after - due == self._gap and (not self._queue or after >= self._latest):
-            self._queue.append(stream)
-            self._latest = after
-        else:
+        if after - due != self._gap or (self._last is not None and after < self._last._due):
             heapq.heappush(self._heap, (after, stream.number, stream))
+            return 0
+        if self._last is None:
+            self._first = stream
+        else:
+            self._last._behind = stream
+        self._last = stream
+        self._queued += 1
         return 0
 
     cdef int _leave(self, Stream stream, int64_t t, bytes data, Py_ssize_t sent) except -1:
