@@ -26,11 +26,12 @@ from engine.sched.controls import apply_changes
 from engine.sched.delivery import Delivery
 from engine.sched.gauges import Gauges
 from engine.sched.holds import Holds
+from engine.sched.job import Job
 from engine.sched.memory import Memory
 from engine.sched.outbox import Outbox
 from engine.sched.roster import Roster
 from engine.sched.scheduler import Scheduler
-from engine.sched.sequence import Job, Sequence
+from engine.sched.sequence import Sequence
 from engine.sched.steps import Steps
 from engine.telemetry import Meter
 
@@ -173,7 +174,7 @@ class Worker:
             self.roster.refuse(request, "draining" if self.draining else "duplicate")
             return
         truth = WorkerTruth(self.index, self.incarnation, self.epoch, prompt=len(request.tokens))
-        sequence = Job(request, now, truth).first(self.block_size)
+        sequence = Sequence.first_of(Job(request, now, truth), self.block_size)
         problem = unservable(request, self.max_model_len, self.pool.size, self.block_size, self._vocabulary)
         problem = problem or self.adapters.problem(request.adapter)
         ends_at_once = problem is not None or self.roster.cancelled_early(request.id)

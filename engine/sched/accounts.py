@@ -10,9 +10,10 @@ from engine.request import Finish, MissReason, Request, WorkerTruth
 from engine.runner.base import Row, StepPlan
 from engine.sched.aside import Source
 from engine.sched.fairness import tenant_label
+from engine.sched.job import Job
 from engine.sched.lockstep import Lockstep
 from engine.sched.rates import OutputLengths
-from engine.sched.sequence import Job, Sequence
+from engine.sched.sequence import Sequence
 from engine.telemetry import Meter
 
 _NS = 1e9

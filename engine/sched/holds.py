@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.messages import Held, Hold
-from engine.sched.sequence import Job, Sequence
+from engine.sched.job import Job
+from engine.sched.sequence import Sequence
 
 LAPSES_AFTER_NS = 10_000_000_000
 """A request is held at most so long."""

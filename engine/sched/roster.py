@@ -20,8 +20,9 @@ from engine import messages as m
 from engine.request import Finish, Request
 from engine.sched.accounts import Accounts
 from engine.sched.holds import Holds
+from engine.sched.job import Job
 from engine.sched.scheduler import Scheduler
-from engine.sched.sequence import Job, Sequence, State
+from engine.sched.sequence import Sequence, State
 
 EARLY_CANCELS = 1024
 """Cancels of ids not seen yet that are remembered."""

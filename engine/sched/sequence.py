@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING
 
 from engine.kv.blocks import Content, block_digests, blocks_for, token_bytes
 from engine.kv.miss_history import CONTENT_ROOT
-from engine.request import Phase, Request, Tokens, WorkerTruth
+from engine.request import Request, Tokens, WorkerTruth
 from engine.runner.base import Move, Row, Transfer
 from engine.sched.aside import Loading, Swapped
+from engine.sched.job import Job
 
 if TYPE_CHECKING:
     from engine.sched.lockstep import Lockstep
@@ -37,76 +38,6 @@ class State(Enum):
 
 Key = tuple[int, int]
 """(request id, choice)."""
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """A taken request: what its choices have in common. Times in ns."""
-
-    request: Request
-    received: int
-    truth: WorkerTruth
-    choices: list[Sequence] = field(default_factory=list)
-    """Those under way: one until the prefill is over, then up to n, fewer as they end."""
-    held: int | None = None
-    """The hold at which it pauses, with all its choices."""
-    first_hit: int = 0
-    """Blocks hit at the first admission."""
-    blocks: int = 0
-    """Blocks that its choices hold now, those in common counted once."""
-    fence: int = -1
-    """The last step that was in flight when a choice gave blocks back: it may still write them."""
-    created: set[bytes] = field(default_factory=set)
-    """Digests of the cached blocks that its ended choices have computed."""
-    last_step: int = -1
-    """Last step that had a row of it."""
-    rows: int = 0
-    step_tokens: int = 0
-    """Sums over the steps that had a row of it, each counted once."""
-    members: int = 0
-    """Choices that decode in lockstep: what follows does not count their steps yet."""
-    since: tuple[int, int, int] = (0, 0, 0)
-    """Steps, rows and tokens of the lockstep when the first of them joined."""
-
-    def first(self, block_size: int) -> Sequence:
-        """Its choice 0, which is to compute the prompt for all of them."""
-        sequence = Sequence(self, block_size, forks=self.request.n - 1)
-        self.choices.append(sequence)
-        return sequence
-
-    @property
-    def id(self) -> int:
-        return self.request.id
-
-    @property
-    def started(self) -> bool:
-        """It has been admitted at least once, so it cannot be handed back."""
-        return any(choice.started for choice in self.choices)
-
-    @property
-    def phase(self) -> Phase:
-        if not self.started:
-            return Phase.QUEUED
-        if any(choice.loading is not None for choice in self.choices):
-            return Phase.TRANSFER
-        return Phase.DECODE if self.truth.generated else Phase.PREFILL
-
-    def add_blocks(self, count: int) -> None:
-        """One of its choices holds so many more, which no other one holds."""
-        self.blocks += count
-        if self.blocks > self.truth.blocks_peak:
-            self.truth.blocks_peak = self.blocks
-
-    def recount(self) -> None:
-        """Some of its choices has given blocks back."""
-        self.blocks = len({block for choice in self.choices for block in choice.blocks})
-
-    def in_common(self, blocks: tuple[int, ...]) -> int:
-        """How many of these some choice holds already."""
-        if len(self.choices) == 1:
-            return 0
-        held = {block for choice in self.choices for block in choice.blocks}
-        return sum(block in held for block in blocks)
 
 
 @dataclass(slots=True, eq=False)
@@ -173,6 +104,13 @@ class Sequence:
     _served: int = -1
     _last_token: int | None = None
     _fingerprints: list[bytes] = field(default_factory=list)
+
+    @staticmethod
+    def first_of(job: Job, block_size: int) -> Sequence:
+        """Choice 0, which is to compute the prompt for all of them."""
+        sequence = Sequence(job, block_size, forks=job.request.n - 1)
+        job.choices.append(sequence)
+        return sequence
 
     def __post_init__(self) -> None:
         self.request, self.truth = self.job.request, self.job.truth
