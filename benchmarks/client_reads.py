@@ -95,7 +95,7 @@ class Kept:
 
     def lane(self) -> Lane:
         """All events of this benchmark begin alike."""
-        return make_lane(USUAL, self.log)
+        return make_lane(USUAL, (), self.log)
 
     def closed(self, t: int, how: Ending, detail: str) -> None:
         self.done.set_result(None)

@@ -16,6 +16,9 @@ from libc.string cimport memchr, memcmp, memcpy, memset
 
 import os
 
+cdef extern from "<string.h>" nogil:
+    void* memmem(const void* data, size_t size, const void* part, size_t part_size)
+
 cdef extern from "<time.h>" nogil:
     ctypedef int clockid_t
     cdef struct timespec:
@@ -162,10 +165,12 @@ cdef class Log:
 
 cdef class Lane:
     cdef bytes _begin  # the same object for all of a target's streams, so that it stays in cache
+    cdef tuple _hints
     cdef Log _log
+    cdef readonly bint took
 
-    def __cinit__(self, bytes usual not None, Log log not None):
-        self._begin, self._log = usual, log
+    def __cinit__(self, bytes usual not None, tuple hints not None, Log log not None):
+        self._begin, self._hints, self._log = usual, hints, log
 
     def take(self, int64_t t, bytes data not None, int64_t real):
         return self._take(t, PyBytes_AS_STRING(data), len(data), real)
@@ -174,6 +179,8 @@ cdef class Lane:
         """Copies each event to where it belongs if all are usual; until then the log does not know of them."""
         cdef Log log = self._log
         cdef Py_ssize_t at = 0, kept = 0, begin, event
+        if not self.took and self._hinted(data, size):
+            return False
         log._reserve(sizeof(Mark) + size)
         cdef char* body = log._bytes + log._used + sizeof(Mark)
         while at < size:
@@ -186,7 +193,15 @@ cdef class Lane:
             at = begin + event + 2
         if kept:
             log._mark(t, real, kept)
+            self.took = True
         return kept > 0
+
+    cdef bint _hinted(self, const char* data, Py_ssize_t size) except -1:
+        cdef bytes hint
+        for hint in self._hints:
+            if memmem(data, size, PyBytes_AS_STRING(hint), len(hint)) != NULL:
+                return True
+        return False
 
     cdef Py_ssize_t _usual(self, const char* data, Py_ssize_t begin, Py_ssize_t size) noexcept:
         """Bytes of the event that begins there, 0 if what the chunk holds is not a usual one."""

@@ -89,10 +89,12 @@ class TimerfdAlarm:
     def _expired(self) -> None:
         """Or it was, and has been set to another time since: whoever is woken looks at the clock."""
         self._over = True
-        self._ring()
-        if self._over and self._fd >= 0:  # set again, it is not readable any more
-            with suppress(BlockingIOError):
-                os.read(self._fd, 8)
+        try:
+            self._ring()
+        finally:
+            if self._over and self._fd >= 0:  # set again, it is not readable any more
+                with suppress(BlockingIOError):
+                    os.read(self._fd, 8)
 
 
 def live_alarm(clock: Clock, ring: Callable[[], None]) -> Alarm:

@@ -36,12 +36,12 @@ class Habit:
 class EndWatch:
     """Watches one stream. ``feed`` each read; True once an event of it ended the answer."""
 
-    __slots__ = ("_dialect", "_event", "_habit", "_hints", "_learns", "_open", "_usual")
+    __slots__ = ("_dialect", "_event", "_habit", "_learns", "_open", "_usual", "hints")
 
     def __init__(self, dialect: Dialect, habit: Habit | None = None) -> None:
         """``habit``: of this dialect's streams; it learns."""
         self._dialect, self._habit = dialect, habit or Habit()
-        self._hints = dialect.hints
+        self.hints = dialect.hints
         self._event: Parser | None = None
         self._open: bytes | None = None
         """The beginning of a line that the last read ended in; None between lines and once an end is near."""
@@ -51,24 +51,34 @@ class EndWatch:
 
     @property
     def usual(self) -> bytes | None:
-        """How an event begins that need not be fed at all, as things stand; None if there is no such."""
+        """How an event begins that need not be fed at all, as things stand; None if there is no such. The
+        first one of a stream has to be without `hints` as well: another stream's habit is no promise."""
         return self._usual if self._open is None and self._event is None and self._usual != _NEVER else None
+
+    def begun(self) -> None:
+        """An event of the usual kind, with none of the words that an end has, was not fed."""
+        self._learns = False
 
     def feed(self, t: int, chunk: bytes) -> bool:
         """``chunk`` is not empty."""
-        if self._open is None and chunk.startswith(self._usual) and chunk.find(b"\n") == len(chunk) - 2:
-            return False  # one line of the usual kind and its blank line: nearly every read
+        if not self._learns and self._open is None and self._alike(chunk):
+            return False  # nearly every read
         if self._event is not None:
             return self._read(t, chunk)
         text = self._open + chunk if self._open else chunk
-        for hint in self._hints:
+        for hint in self.hints:
             if hint in text:
                 return self._suspect(t, text)
         if self._learns and self._open is None and len(chunk) > _ALIKE and chunk.startswith(b"data:"):
             self._usual, self._learns = chunk[:_ALIKE], False
-            self._habit.begin = self._usual
+            if chunk[-1] in _NEWLINES:  # else a word that matters may still come
+                self._habit.begin = self._usual
         self._open = None if chunk[-1] in _NEWLINES else _open_line(text)
         return False
+
+    def _alike(self, chunk: bytes) -> bool:
+        """Whether it is one line of the usual kind and its blank line."""
+        return chunk.startswith(self._usual) and chunk.find(b"\n") == len(chunk) - 2
 
     def _suspect(self, t: int, text: bytes) -> bool:
         """A hint is in ``text``: does a line begin as a last event does?"""

@@ -108,6 +108,8 @@ class Flight:
             return
         self.raw.reads.add(t, real, chunk)
         watch = self._watch
+        if watch is not None and self._lane is not None and self._lane.took:
+            watch.begun()
         if watch is not None and watch.feed(t, chunk):
             self._ended(self, t)
         elif self._peek is not None and self._cancel_at is not None:
@@ -123,7 +125,7 @@ class Flight:
         if usual is None:
             return None
         if self._lane is None or usual is not self._lane_of:
-            self._lane, self._lane_of = make_lane(usual, self.raw.reads), usual
+            self._lane, self._lane_of = make_lane(usual, self._watch.hints, self.raw.reads), usual
         return self._lane
 
     def closed(self, t: int, how: Ending, detail: str) -> None:

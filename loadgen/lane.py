@@ -16,16 +16,20 @@ from loadgen.log import Log
 
 
 class Lane:
-    """Of one stream that is between two chunks and between two events. ``usual``: how its events begin."""
+    """Of one stream that is between two chunks and between two events. ``usual``: how its events begin;
+    ``hints``: words that the first read which it takes must not hold; ``took``: it has taken one."""
 
-    __slots__ = ("_begin", "_keep")
+    __slots__ = ("_begin", "_hints", "_keep", "took")
 
-    def __init__(self, usual: bytes, log: Log) -> None:
-        self._begin = b"\r\n" + usual
+    def __init__(self, usual: bytes, hints: tuple[bytes, ...], log: Log) -> None:
+        self._begin, self._hints = b"\r\n" + usual, hints
         self._keep = log.add
+        self.took = False
 
     def take(self, t: int, data: bytes, real: int) -> bool:
         """Keep the read if it is nothing but events of the usual kind; False leaves it to the long way."""
+        if not self.took and any(hint in data for hint in self._hints):
+            return False
         body, at = b"", 0
         while at < len(data):
             begin = at + (4 if data[at + 2 : at + 3] == b"\r" else 5)  # a size has two digits or three
@@ -40,12 +44,13 @@ class Lane:
             at = line + 4
         if body:
             self._keep(t, real, body)
+            self.took = True
         return bool(body)
 
 
-def make_lane(usual: bytes, log: Log) -> Lane:
+def make_lane(usual: bytes, hints: tuple[bytes, ...], log: Log) -> Lane:
     """Of the kind that ``log`` is of."""
     if native.extension is not None and isinstance(log, native.extension.Log):
-        lane: Lane = native.extension.Lane(usual, log)
+        lane: Lane = native.extension.Lane(usual, hints, log)
         return lane
-    return Lane(usual, log)
+    return Lane(usual, hints, log)

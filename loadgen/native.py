@@ -14,12 +14,15 @@ from typing import Literal
 
 
 def find(name: str) -> ModuleType | None:
-    """A module in C; None where it was not built, or is not wanted."""
+    """A module in C; None where it was not built, or is not wanted. Raises ImportError for one that is there
+    and does not fit, such as one of an older version."""
     if os.environ.get("HEADRACE_NATIVE") == "0":
         return None
     try:
         return importlib.import_module(name)
-    except ImportError:
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
         return None
 
 

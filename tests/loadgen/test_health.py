@@ -194,6 +194,27 @@ def test_the_kernels_alarm_rings_at_its_time_and_can_be_moved(
     assert len(asyncio.run(main())) == 2
 
 
+def test_whom_it_wakes_may_fail() -> None:
+    """Once for each time that it was set; the loop goes on."""
+
+    async def main() -> int:
+        rung, loop = 0, asyncio.get_running_loop()
+        loop.set_exception_handler(lambda *_: None)
+
+        def ring() -> None:
+            nonlocal rung
+            rung += 1
+            raise RuntimeError
+
+        alarm = TimerfdAlarm(ring)
+        alarm.set(1)
+        await asyncio.sleep(0.02)
+        alarm.close()
+        return rung
+
+    assert asyncio.run(main()) == 1
+
+
 def test_an_alarm_may_be_set_and_closed_by_whom_it_wakes() -> None:
     """It rings as often as it was set, and leaves nothing behind."""
 

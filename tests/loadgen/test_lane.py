@@ -88,18 +88,30 @@ def habit(begin: bytes) -> Habit:
 
 
 BEGINS = st.sampled_from([b"", b'data: {"id": "ch', b'data: {"id": "xy', b'data: {"object":'])
+ODD = [
+    ": PROCESSING",
+    'data: {"object": "error", "message": "no"}',
+    'data: {"id": "chat", "error": {"code": 500}}',
+]
 
 
 @given(
-    TEXTS, st.sampled_from(["\n", "\r\n"]), st.lists(st.integers(0, 9999), max_size=6), st.booleans(), BEGINS
+    TEXTS,
+    st.sampled_from(["\n", "\r\n"]),
+    st.lists(st.integers(0, 9999), max_size=6),
+    st.booleans(),
+    BEGINS,
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(ODD)), max_size=2),
 )
 def test_both_ways_see_the_same(
-    texts: list[str], end: str, cuts: list[int], whole: bool, begin: bytes
+    texts: list[str], end: str, cuts: list[int], whole: bool, begin: bytes, odd: list[tuple[int, str]]
 ) -> None:
-    """Any events, line ends and cuts; also several events in a chunk, and text that looks like framing;
-    whatever streams before it were like."""
+    """Any events, line ends and cuts; also several events in a chunk, text that looks like framing, and
+    errors; whatever streams before it were like."""
     texts = [*texts, "[DONE]", "data: [DONE]\n\n", "a3\r\ndata: x\n\n\r\n"]
     events = [event(text, end) for text in texts]
+    for at, line in odd:
+        events.insert(at, f"{line}{end}{end}".encode())
     body = b"".join(events) if whole else b""
     stream = HEAD + (chunk(body) if whole else b"".join(map(chunk, events)))
     stream += chunk(f"data: [DONE]{end}{end}".encode()) + b"0\r\n\r\n"
@@ -138,7 +150,7 @@ def test_a_stream_like_the_one_before_it_takes_the_short_way_from_the_first_even
 
 def test_a_wrong_size_is_no_usual_read() -> None:
     """Framing that does not fit is the scanner's business."""
-    lane, body = make_lane(b'data: {"id": "ch', log := make_log()), event("hello", "\n")
+    lane, body = make_lane(b'data: {"id": "ch', (b"error",), log := make_log()), event("hello", "\n")
     for size in (len(body) - 1, len(body) + 1):
         assert not lane.take(1, b"%x\r\n%s\r\n" % (size, body), 0)
     assert not lane.take(1, b"", 0)
@@ -152,3 +164,14 @@ def test_an_answer_that_is_to_be_cancelled_at_a_token_goes_the_long_way() -> Non
     shot = replace(SHOT, cancel=PlannedCancel("decode", 3))
     events = [chunk(event("x", "\n")) for _ in range(6)]
     assert seen([HEAD, *events], True, shot)[2] == 0
+
+
+def test_an_error_that_is_all_there_is_ends_a_stream_at_once() -> None:
+    """It may begin as the events of other streams do; also where it was cut, and after a comment."""
+    known = Habit()
+    for error in ('{"object":"error","message":"no"}', '{"id": "chatcmpl-1", "error": {"code": 500}}'):
+        usual, line = f"data: {error[:10]}..\n\n".encode(), f"data: {error}\n\n".encode()
+        for reads in ([chunk(line)], [chunk(b": hm\n\n"), chunk(line)], cut(chunk(line), [25])):
+            known.begin = line[:16]
+            assert seen([HEAD, *reads], True, habit=known)[1:] == seen([HEAD, *reads], False)[1:]
+            assert seen([HEAD, chunk(usual)], True, habit=known)[2] == 1

@@ -130,15 +130,29 @@ PIECE = st.one_of(
 )
 
 
-@given(st.lists(PIECE, max_size=5), st.integers(0, 99), st.sampled_from([USUAL, b"", b"d", b"\n\n\n"]))
-def test_both_lanes_take_the_same(pieces: list[bytes], drop: int, usual: bytes) -> None:
-    """Usual chunks, one or many, sizes that are wrong or oddly written, cut ends, and any bytes."""
+HINTS = st.lists(st.sampled_from([b"xxx", b"error", b"ch"]), max_size=2).map(tuple)
+
+
+@given(
+    st.lists(PIECE, max_size=5),
+    st.integers(0, 99),
+    st.sampled_from([USUAL, b"", b"d", b"\n\n\n"]),
+    st.booleans(),
+    HINTS,
+)
+def test_both_lanes_take_the_same(
+    pieces: list[bytes], drop: int, usual: bytes, first: bool, hints: tuple[bytes, ...]
+) -> None:
+    """Usual chunks, one or many, sizes that are wrong or oddly written, cut ends, and any bytes; the first
+    read of a lane, or a later one, which may hold a hint."""
     whole = b"".join(pieces)
     data = whole[: len(whole) - drop] if drop < 20 else whole
 
     def taken() -> object:
-        log = make_log()
-        return make_lane(usual, log).take(5, data, 7), log.users, log.reals, log.chunks
+        lane = make_lane(usual, hints, log := make_log())
+        if not first:
+            lane.take(1, chunk(usual + b"?\n\n"), 0)
+        return lane.take(5, data, 7), lane.took, log.users, log.reals, log.chunks
 
     a, b = both(taken)
     assert a == b
@@ -149,7 +163,7 @@ def test_several_usual_events_of_one_read_are_kept_as_one_read(kind: str) -> Non
     """As the long way would: they share the stamp. One odd byte, and none of them is taken."""
     with kept(kind):
         log = make_log()
-        lane = make_lane(USUAL, log)
+        lane = make_lane(USUAL, (), log)
         bodies = [event(b"x" * n) for n in (0, 5, 300)]
         data = b"".join(map(chunk, bodies))
         assert lane.take(3, data, 4)
@@ -176,7 +190,7 @@ class Field:
             self.harvest.know(own)
             self.epoll.register(own.fileno(), EDGES)
             self.logs[own.fileno()] = log = make_log()
-            self.harvest.use(own, make_lane(USUAL, log))
+            self.harvest.use(own, make_lane(USUAL, (), log))
             self.told[own.fileno()] = []
 
     def read(self, limit: int = 64) -> int:
@@ -364,7 +378,7 @@ def test_it_holds_on_to_nothing() -> None:
     def round() -> None:
         for _ in range(40):
             log = extension.Log()
-            lane: Lane = extension.Lane(USUAL, log)
+            lane: Lane = extension.Lane(USUAL, (), log)
             for _ in range(200):
                 assert lane.take(1, data, 2)
                 lane.take(1, odd, 2)
