@@ -16,7 +16,6 @@ import asyncio
 import json
 import os
 import platform
-import subprocess
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -65,7 +64,7 @@ def main() -> None:
     )
     load = os.getloadavg()
     orders = _orders(asked, script, client_cpus)
-    bare = _floor(max(order.rate for order in orders), client_cpus[0], server_cpus[0])
+    bare = _floor(max(orders, key=lambda order: order.rate), client_cpus[0], server_cpus[0])
     print("  ".join(f"{title:>{width}}" for title, _, width, _ in COLUMNS))
     with server:
         cost = server.us_per_write
@@ -143,10 +142,13 @@ def _orders(asked: argparse.Namespace, script: Script, cpus: tuple[int, ...]) ->
     return [replace(orders[0], window=1.005 * MILLION / rates[0])] if asked.million else orders
 
 
-def _floor(rate: float, client_cpu: int, server_cpu: int) -> Floor | None:
+def _floor(order: Order, client_cpu: int, server_cpu: int) -> Floor | None:
+    """For as many streams at once, and as many events."""
+    script, tokens = order.script, order.tokens
+    streams = round(order.rate * (script.ttft + (tokens - 1) * script.itl))
     try:
-        found = floor(rate, 2.0, client_cpu, server_cpu)
-    except (OSError, subprocess.CalledProcessError) as error:
+        found = floor(streams, order.rate * tokens, client_cpu, server_cpu)
+    except OSError as error:
         print(f"no figure of bare C: {error}")
         return None
     event, write = found["us_per_event"], found["us_per_write"]

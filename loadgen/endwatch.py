@@ -36,12 +36,12 @@ class Habit:
 class EndWatch:
     """Watches one stream. ``feed`` each read; True once an event of it ended the answer."""
 
-    __slots__ = ("_dialect", "_event", "_habit", "_learns", "_open", "_usual", "hints")
+    __slots__ = ("_dialect", "_event", "_habit", "_hints", "_learns", "_open", "_usual")
 
     def __init__(self, dialect: Dialect, habit: Habit | None = None) -> None:
         """``habit``: of this dialect's streams; it learns."""
         self._dialect, self._habit = dialect, habit or Habit()
-        self.hints = dialect.hints
+        self._hints = dialect.hints
         self._event: Parser | None = None
         self._open: bytes | None = None
         """The beginning of a line that the last read ended in; None between lines and once an end is near."""
@@ -52,7 +52,7 @@ class EndWatch:
     @property
     def usual(self) -> bytes | None:
         """How an event begins that need not be fed at all, as things stand; None if there is no such. The
-        first one of a stream has to be without `hints` as well: another stream's habit is no promise."""
+        first one of a stream must be without `Dialect.hints` as well: what others did is no promise."""
         return self._usual if self._open is None and self._event is None and self._usual != _NEVER else None
 
     def begun(self) -> None:
@@ -66,7 +66,7 @@ class EndWatch:
         if self._event is not None:
             return self._read(t, chunk)
         text = self._open + chunk if self._open else chunk
-        for hint in self.hints:
+        for hint in self._hints:
             if hint in text:
                 return self._suspect(t, text)
         if self._learns and self._open is None and len(chunk) > _ALIKE and chunk.startswith(b"data:"):

@@ -125,7 +125,7 @@ class Flight:
         if usual is None:
             return None
         if self._lane is None or usual is not self._lane_of:
-            self._lane, self._lane_of = make_lane(usual, self._watch.hints, self.raw.reads), usual
+            self._lane, self._lane_of = make_lane(usual, self._dialect.hints, self.raw.reads), usual
         return self._lane
 
     def closed(self, t: int, how: Ending, detail: str) -> None:

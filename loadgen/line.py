@@ -32,9 +32,6 @@ class Line(Generic[T]):
         """Also for one who never joined."""
         self._dues.pop(who, None)
 
-    def __len__(self) -> int:
-        return len(self._dues)
-
     def _arm(self) -> None:
         if self._dues and not self._armed:
             self._armed = True

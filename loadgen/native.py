@@ -15,7 +15,7 @@ from typing import Literal
 
 def find(name: str) -> ModuleType | None:
     """A module in C; None where it was not built, or is not wanted. Raises ImportError for one that is there
-    and does not fit, such as one of an older version."""
+    and cannot be imported, such as an old one that asks for what is gone."""
     if os.environ.get("HEADRACE_NATIVE") == "0":
         return None
     try:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 
 from loadgen import native
 from loadgen.clock import monotonic
-from loadgen.harvest import EDGES, READ_BYTES, Harvest, Read, make_harvest, make_receive
+from loadgen.harvest import EDGES, READ_BYTES, Harvest, Read, make_harvest, make_receive, receive
 from loadgen.lane import Lane, make_lane
 from loadgen.log import Log, log_of, make_log
 from loadgen.sockets import SO_TIMESTAMPNS, kernel_stamps_here
@@ -233,6 +234,8 @@ def test_one_read_of_one_socket_gives_bytes_an_end_an_error_or_nothing(kind: str
                 other, _ = server.accept()
                 own.setblocking(False)
                 own.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+                if kernel_stamps_here():
+                    wait_for_stamps(own, other)
                 assert read(own) is None
                 for data, reads in ((b"hello", 1), (b"x" * (READ_BYTES + 1), 2)):
                     before = monotonic(), time.time_ns()
@@ -246,6 +249,18 @@ def test_one_read_of_one_socket_gives_bytes_an_end_an_error_or_nothing(kind: str
         assert given[3] == b""
         assert isinstance(given[7], OSError)
         assert given[7].errno == errno.ECONNRESET
+
+
+def wait_for_stamps(own: socket.socket, other: socket.socket) -> None:
+    """The kernel begins to stamp a little after it was first asked to."""
+    for _ in range(1000):
+        other.send(b"?")
+        while (one := receive(own, monotonic)) is None:
+            pass
+        if one[1]:
+            return
+        time.sleep(0.001)
+    raise AssertionError("no stamps")
 
 
 def arrived(
@@ -415,3 +430,14 @@ def test_it_can_be_left_out(value: str, kind: str) -> None:
     env = {**os.environ, "HEADRACE_NATIVE": value}
     said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=True)
     assert json.loads(said.stdout) == kind
+
+
+def test_a_module_that_is_there_and_cannot_be_imported_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An old build must not pass for none."""
+    (tmp_path / "stale_reads.py").write_text("import loadgen.long_gone")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert native.find("loadgen.never_built") is None
+    with pytest.raises(ImportError, match="long_gone"):
+        native.find("stale_reads")
