@@ -235,6 +235,8 @@ cdef class Harvest:
     cdef int _epoll
     cdef list _lanes
     cdef epoll_event _events[MOST_READY]
+    cdef int _next, _ready  # of the events
+    cdef int64_t _t  # of the last read
 
     def __cinit__(self, epoll, clock):
         self._owned, self._epoll, self._lanes = epoll, epoll.fileno(), []
@@ -244,20 +246,40 @@ cdef class Harvest:
 
     def forget(self, own):
         self.use(own, None)
+        for k in range(self._next, self._ready):
+            if self._events[k].data.fd == own.fileno():
+                self._events[k].data.fd = -1
 
     def use(self, own, Lane lane):
         cdef int fd = own.fileno()
         if 0 <= fd < len(self._lanes):
             self._lanes[fd] = lane
 
-    def read(self, int limit):
+    @property
+    def left(self):
+        return self._next < self._ready
+
+    def read(self, int limit, int64_t until):
         cdef list news = []
-        cdef int ready = epoll_wait(self._epoll, self._events, min(limit, MOST_READY), 0)
-        if ready < 0 and errno != EINTR:
-            raise OSError(errno, os.strerror(errno))
-        for k in range(ready):
-            self._one(self._events[k].data.fd, self._events[k].events, news)
-        return max(ready, 0), news
+        cdef int count = 0
+        cdef epoll_event* event
+        if self._next == self._ready:
+            self._wait(limit)
+        while self._next < self._ready and count < limit and (count == 0 or self._t < until):
+            event = &self._events[self._next]
+            self._next += 1
+            count += 1
+            if event.data.fd >= 0:
+                self._one(event.data.fd, event.events, news)
+        return count, news
+
+    cdef int _wait(self, int limit) except -1:
+        self._next, self._ready = 0, epoll_wait(self._epoll, self._events, min(limit, MOST_READY), 0)
+        if self._ready < 0:
+            self._ready = 0
+            if errno != EINTR:
+                raise OSError(errno, os.strerror(errno))
+        return 0
 
     cdef int _one(self, int fd, uint32_t bits, list news) except -1:
         if fd >= len(self._lanes):
@@ -265,14 +287,14 @@ cdef class Harvest:
         cdef int64_t real
         cdef ssize_t size = _receive(fd, &real)
         cdef int code = errno if size < 0 else 0
-        cdef int64_t t = _now()  # before anything else: this is the time of the read
+        self._t = _now()  # before anything else: this is the time of the read
         cdef Lane lane = self._lanes[fd]
         if code == EAGAIN:
             return 0
         if size > 0 and (bits != EPOLLIN or size == READ_BYTES):
             self._arm(fd)
-        if size <= 0 or lane is None or not lane._take(t, _buffer, size, real):
-            news.append((fd, _read(t, real, size, code)))
+        if size <= 0 or lane is None or not lane._take(self._t, _buffer, size, real):
+            news.append((fd, _read(self._t, real, size, code)))
         return 0
 
     cdef int _arm(self, int fd) except -1:

@@ -47,6 +47,8 @@ class LoopAlarm:
             self._handle = None
 
 
+NEVER = 1 << 62
+"""Later than any time on the clock."""
 _CLOCK_MONOTONIC, _ABSTIME = 1, 1
 
 
@@ -73,12 +75,19 @@ class TimerfdAlarm:
         native_set = None if native.extension is None else native.extension.set_timer
         self._set = native_set or partial(_set_timer, libc)
         self._ring, self._over = ring, False
+        self.due = NEVER
+        """When it rings next."""
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._fd, self._expired)
 
     def set(self, due: int) -> None:
         self._set(self._fd, max(due, 1))  # zero would disarm the timer
-        self._over = False
+        self.due, self._over = due, False
+
+    def ring(self) -> None:
+        """Now, ahead of the event loop."""
+        self.due = NEVER
+        self._ring()
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -90,7 +99,7 @@ class TimerfdAlarm:
         """Or it was, and has been set to another time since: whoever is woken looks at the clock."""
         self._over = True
         try:
-            self._ring()
+            self.ring()
         finally:
             if self._over and self._fd >= 0:  # set again, it is not readable any more
                 with suppress(BlockingIOError):

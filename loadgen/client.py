@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from loadgen.alarm import Alarm, TimerfdAlarm, live_alarm
 from loadgen.clock import Clock
 from loadgen.connection import Claim, Connection, Exchange
 from loadgen.http1 import encode
@@ -80,6 +81,7 @@ class Client:
         self._clock = clock
         self._tls = (tls or default_context()) if address.tls else None
         self._sockets: Sockets | None = None
+        self._alarm: TimerfdAlarm | None = None
         self._route = Route.literal(address.host, address.port)
         self._resolving: asyncio.Task[None] | None = None
         self._undialled: list[Connection] = []
@@ -100,6 +102,15 @@ class Client:
         else:
             self._open_for(exchange)
         return exchange.abort
+
+    def alarm(self, clock: Clock, ring: Callable[[], None]) -> Alarm:
+        """The most exact one of this machine, for the monotonic clock. Reads give way to it."""
+        made = live_alarm(clock, ring)
+        if isinstance(made, TimerfdAlarm):
+            self._alarm = made
+            if self._sockets is not None:
+                self._sockets.watch.give_way(made)
+        return made
 
     async def warm(self, connections: int) -> None:
         """Open that many connections ahead of the load, as far as the limit allows, so that it finds them
@@ -135,6 +146,8 @@ class Client:
     def dial(self, connection: Connection, route: Route) -> Channel:
         if self._sockets is None:
             self._sockets = Sockets(self._clock, self.kernel_stamps)
+            if self._alarm is not None:
+                self._sockets.watch.give_way(self._alarm)
         if self._tls is not None:
             return TlsSocket(self._sockets, route, connection, self._tls, self._address.host)
         return Socket(self._sockets, route, connection)

@@ -13,6 +13,7 @@ import functools
 import select
 import socket
 import struct
+from collections import deque
 from collections.abc import Callable
 
 from loadgen import native
@@ -63,6 +64,7 @@ class Harvest:
         self._epoll, self._clock = epoll, clock
         self._sockets: dict[int, socket.socket] = {}
         self._lanes: dict[int, Lane] = {}
+        self._left: deque[tuple[int, int]] = deque()
 
     def know(self, own: socket.socket) -> None:
         """``own`` may be ready from now on."""
@@ -71,6 +73,7 @@ class Harvest:
     def forget(self, own: socket.socket) -> None:
         self._sockets.pop(own.fileno(), None)
         self._lanes.pop(own.fileno(), None)
+        self._left = deque(event for event in self._left if event[0] != own.fileno())
 
     def use(self, own: socket.socket, lane: Lane | None) -> None:
         """``lane`` may take the reads of ``own`` from now on."""
@@ -79,25 +82,34 @@ class Harvest:
         else:
             self._lanes[own.fileno()] = lane
 
-    def read(self, limit: int) -> tuple[int, list[tuple[int, Read]]]:
-        """Of ``limit`` sockets at most: how many were ready, and (file descriptor, read) of those that no
-        lane took, in the order in which they were read."""
-        events, news = self._epoll.poll(0, limit), list[tuple[int, Read]]()
-        for fd, bits in events:
-            if (own := self._sockets.get(fd)) is None:
-                continue
-            read = receive(own, self._clock)
-            if read is None:
-                continue
-            t, real, data = read
+    @property
+    def left(self) -> bool:
+        """Whether some are known to be ready and were not read yet."""
+        return bool(self._left)
+
+    def read(self, limit: int, until: int) -> tuple[int, list[tuple[int, Read]]]:
+        """Of ``limit`` sockets at most, and of none that has not begun at ``until`` (ns on the clock) but the
+        first: how many were read, and (file descriptor, read) of those that no lane took, in the order in
+        which they were read. What is `left` comes first the next time."""
+        left, news, count = self._left, list[tuple[int, Read]](), 0
+        if not left:
+            left.extend(self._epoll.poll(0, limit))
+        while left and count < limit and (count == 0 or self._clock() < until):
+            self._one(*left.popleft(), news)
+            count += 1
+        return count, news
+
+    def _one(self, fd: int, bits: int, news: list[tuple[int, Read]]) -> None:
+        if (own := self._sockets.get(fd)) is None or (read := receive(own, self._clock)) is None:
+            return
+        t, real, data = read
+        if isinstance(data, bytes) and data:
+            if bits != select.EPOLLIN or len(data) == READ_BYTES:
+                self._epoll.modify(fd, EDGES)
             lane = self._lanes.get(fd)
-            if isinstance(data, bytes) and data:
-                if bits != select.EPOLLIN or len(data) == READ_BYTES:
-                    self._epoll.modify(fd, EDGES)
-                if lane is not None and lane.take(t, data, real):
-                    continue
-            news.append((fd, read))
-        return len(events), news
+            if lane is not None and lane.take(t, data, real):
+                return
+        news.append((fd, read))
 
 
 def make_harvest(epoll: select.epoll, clock: Clock) -> Harvest:

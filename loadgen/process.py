@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from loadgen import native
-from loadgen.alarm import live_alarm
 from loadgen.clerk_desk import ClerkDesk
 from loadgen.client import WARM_BATCH, Address, Client
 from loadgen.clock import monotonic, sleep_until
@@ -97,7 +96,7 @@ class _LoadProcess:
                 return OK
             self._driver = driver = Driver(shots, phases, desk, dialect, client, monotonic, t0, job.rules)
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop)
-            signals = await self._fire(driver, desk, t0, phases.window_ns)
+            signals = await self._fire(driver, client, desk, t0, phases.window_ns)
             signals["stamp"] = "kernel" if client.kernel_stamps else "user"
             signals["reads"] = native.reads()
             self._emit({"event": "done", "signals": signals, "interrupted": self._interrupted, **self._said})
@@ -117,7 +116,7 @@ class _LoadProcess:
                 return None
 
     async def _fire(
-        self, driver: Driver, desk: ClerkDesk, t0: int, window: tuple[int, int]
+        self, driver: Driver, client: Client, desk: ClerkDesk, t0: int, window: tuple[int, int]
     ) -> dict[str, Any]:
         """The load itself, with everything that watches it; returns the client signals."""
         meter = HealthMeter(monotonic)
@@ -132,7 +131,7 @@ class _LoadProcess:
         try:
             if self._lost is not None:
                 raise self._lost
-            await driver.run(live_alarm)
+            await driver.run(client.alarm)
             self._said = await desk.finish()
         finally:
             gc.enable()

@@ -19,7 +19,7 @@ import socket
 import sys
 from typing import Protocol
 
-from loadgen.alarm import TimerfdAlarm
+from loadgen.alarm import NEVER, TimerfdAlarm
 from loadgen.clock import Clock
 from loadgen.harvest import EDGES, Read, make_harvest
 from loadgen.lane import Lane
@@ -61,6 +61,9 @@ class Watch(Protocol):
     def drop(self, own: socket.socket) -> None:
         """Watch it no more and close it."""
 
+    def give_way(self, alarm: TimerfdAlarm) -> None:
+        """From now on reads stop when ``alarm`` is to ring, and go on after it has."""
+
     def close(self) -> None:
         """Everything was dropped before."""
 
@@ -77,6 +80,7 @@ class EpollWatch:
         self._bits: dict[int, tuple[int, bool]] = {}
         self._batch = _Batch()
         self._alarm = TimerfdAlarm(self._tick) if gather else None
+        self._first: TimerfdAlarm | None = None
         self._wakes, self._since, self._empty = 0, clock(), 0
         self._loop.add_reader(self._urgent.fileno(), self._hurry)
         self._loop.add_reader(self._calm.fileno(), self._wake)
@@ -100,6 +104,9 @@ class EpollWatch:
             self._harvest.forget(own)
             del self._ready[fd], self._bits[fd]
         self._batch.close(own)
+
+    def give_way(self, alarm: TimerfdAlarm) -> None:
+        self._first = alarm
 
     def close(self) -> None:
         if self._calm.closed:
@@ -154,13 +161,24 @@ class EpollWatch:
             self._loop.add_reader(self._calm.fileno(), self._wake)
 
     def _read(self) -> int:
-        count, news = self._harvest.read(BATCH)
-        if news:
+        """A batch; what is due meanwhile goes first."""
+        count = 0
+        while count < BATCH and not self._calm.closed:
+            read, news = self._harvest.read(BATCH - count, NEVER if self._first is None else self._first.due)
+            count += read
             with self._batch:
-                for fd, read in news:
+                for fd, what in news:
                     if (ready := self._ready.get(fd)) is not None:
-                        self._tell(ready, read)
+                        self._tell(ready, what)
+                    self._let_through()
+                self._let_through()
+            if not self._harvest.left:
+                break
         return count
+
+    def _let_through(self) -> None:
+        if self._first is not None and self._first.due <= self._clock():
+            self._first.ring()
 
     def _tell(self, ready: Ready, read: Read) -> None:
         """That one owner fails is no reason to keep from the others what was read for them."""
@@ -200,6 +218,9 @@ class SelectorWatch:
         if own.fileno() in self._selector.get_map():
             self._selector.unregister(own.fileno())
         self._batch.close(own)
+
+    def give_way(self, alarm: TimerfdAlarm) -> None:
+        """It reads little in a row."""
 
     def close(self) -> None:
         if self._file >= 0:
