@@ -28,6 +28,7 @@ from headrace.machine import machine
 from headrace.probe import Probed, as_dict, prevented, probe
 from headrace.probed import Order
 from loadgen.arrivals import Constant, Poisson
+from loadgen.owncores import kept_awake
 from loadgen.reference.group import ReferenceServer
 from loadgen.reference.log import LogTail
 from loadgen.reference.script import Script
@@ -64,7 +65,8 @@ def main() -> None:
     )
     load = os.getloadavg()
     orders = _orders(asked, script, client_cpus)
-    bare = _floor(max(orders, key=lambda order: order.rate), client_cpus[0], server_cpus[0])
+    with kept_awake():  # as load processes do
+        bare = _floor(max(orders, key=lambda order: order.rate), client_cpus[0], server_cpus[0])
     print("  ".join(f"{title:>{width}}" for title, _, width, _ in COLUMNS))
     with server:
         cost = server.us_per_write

@@ -17,6 +17,7 @@ from headrace.machine import Machine, machine
 from headrace.probe import ProbeFailed, prevented, probe
 from headrace.probed import Order
 from loadgen.health import read_steal
+from loadgen.owncores import PM_QOS
 from loadgen.reference.group import ReferenceServer, ServerFailed
 from loadgen.reference.log import LogTail
 from loadgen.reference.script import Script
@@ -197,6 +198,8 @@ def remedies(diagnosis: Diagnosis) -> tuple[str, ...]:
         advice.append("use more load processes: bench doctor --processes 2, and the same in a run")
     if found.limit == "machine":
         advice.append("end what else runs on this machine, and on its host, and look again")
+    if found.limit == "machine" and not facts.awake:
+        advice.append(f"let it keep the cores awake: run it as root, or give it write access to {PM_QOS}")
     if found.limit in ("client", "server") and cores < 3:
         advice.append(f"only {cores} core(s) may be used here, and the target takes one: use more cores")
     if found.limit == "fds":
@@ -229,6 +232,7 @@ def facts_of(diagnosis: Diagnosis) -> dict[str, str]:
         "clock source": facts.clock_source or "unknown",
         "kernel receive stamps": "yes" if facts.kernel_stamps else "no",
         "reads": facts.reads,
+        "cores kept awake": "yes" if facts.awake else "no",
         "file descriptors": f"{facts.fds[0]:,} now, {facts.fds[1]:,} at most",
         "local ports": ports,
         "torch": facts.torch or "not installed",

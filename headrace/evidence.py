@@ -109,6 +109,7 @@ def _facts(scene: Scene, end: LoadEnd, scraper: Scrapers) -> dict[str, Any]:
         "observe_error": end.observe_error,
         "receive_stamps": end.signals.get("stamp"),
         "reads": end.signals.get("reads"),
+        "cores_awake": end.signals.get("awake"),
         "scrape_failures": scraper.failures,
         "power": scraper.power,
         "t0_ns": scene.t0,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from loadgen import native
+from loadgen.owncores import can_be_kept_awake
 from loadgen.sockets import kernel_stamps_here
 
 _CLOCK = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
@@ -39,6 +40,8 @@ class Machine:
     load_average: tuple[float, float, float]
     reads: Literal["native", "python"] = "native"
     """Whether the load generator's reads are kept by its extension; see loadgen.native."""
+    awake: bool = False
+    """Whether idle cores can be kept from sleeping; see loadgen.owncores."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -55,6 +58,7 @@ def machine() -> Machine:
         torch=torch_build(),
         load_average=os.getloadavg(),
         reads=native.reads(),
+        awake=can_be_kept_awake(),
     )
 
 

@@ -134,6 +134,7 @@ async def _start(order: Order, slice: int, url: str, tag: str, folder: Path) -> 
         tag=tag,
         warm_connections=min(_MOST_WARM, round(order.in_flight / order.processes) + 16),
         block=order.block,
+        own_cores=bool(order.cpus),
     )
     file = folder / f"job-{slice}.json"
     file.write_text(json.dumps(job.as_dict()))

@@ -26,6 +26,7 @@ from loadgen.clock import Clock, monotonic
 from loadgen.frames import Frame, Splitter, framed, unpack_closed, unpacked
 from loadgen.health import freeze_heap
 from loadgen.job import LoadJob
+from loadgen.owncores import stand_back
 from loadgen.paperwork import Paperwork
 from loadgen.plan_io import read_shots
 from loadgen.raw import Closed
@@ -36,7 +37,6 @@ LOOK_AHEAD_NS = 4_000_000_000
 SLICE_NS = 5_000_000
 """The longest that understanding goes on without a look at what is due or came in."""
 _SECOND = 1_000_000_000
-_NICENESS = 10
 _MOST = 1 << 20
 _TOGETHER = 16
 """Frames that are sent with one call."""
@@ -210,12 +210,12 @@ def main(job_file: str, descriptor: str) -> int:
     """Entry point; the socket is inherited as ``descriptor``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends when its load process does
-    job: dict[str, Any] = json.loads(Path(job_file).read_text())
+    said: dict[str, Any] = json.loads(Path(job_file).read_text())
     link = socket.socket(fileno=int(descriptor))
-    _stand_back()
+    stand_back(bool(said.get("own_cores")))
     clerk: Clerk | None = None
     try:
-        clerk = Clerk(LoadJob.of(job), link)
+        clerk = Clerk(LoadJob.of(said), link)
         freeze_heap()  # a collection would go through the whole plan while sends wait for this core
         clerk.run()
     except Exception as error:
@@ -226,13 +226,6 @@ def main(job_file: str, descriptor: str) -> int:
         _complain(link, f"{type(error).__name__}: {error}")
         return 3
     return 0
-
-
-def _stand_back() -> None:
-    """Below the load process, whatever priority that was started with."""
-    if sys.platform == "linux":
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    os.nice(_NICENESS)
 
 
 def _make_way() -> None:

@@ -84,6 +84,7 @@ def merged(signals: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         else None,
         "stamp": "kernel" if told and all(row.get("stamp") == "kernel" for row in told) else "user",
         "reads": "native" if told and all(row.get("reads") == "native" for row in told) else "python",
+        "awake": bool(told) and all(row.get("awake") for row in told),
         "worst": {key: row["process"] for key, row in worst.items()} if len(rows) > 1 else {},
         "processes": rows,
     }

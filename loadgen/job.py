@@ -58,6 +58,8 @@ class LoadJob:
     warm_connections: int = 8
     connections: int | None = None
     """Most connections at a time; None = as many as there are requests in flight."""
+    own_cores: bool = False
+    """Neither the target nor anything else that counts runs on its cores."""
     block: tuple[float, float] | None = None
     """(for, every) in s: block the event loop on purpose, to show what that does to the numbers."""
     t0_ns: int | None = None

@@ -29,6 +29,7 @@ from loadgen.driver import Driver
 from loadgen.foresight import SPARE_DESCRIPTORS, raise_descriptor_limit
 from loadgen.health import HealthMeter, driver_signals, freeze_heap
 from loadgen.job import LoadJob
+from loadgen.owncores import kept_awake
 from loadgen.plan_io import read_shots
 
 Emit = Callable[[dict[str, Any]], None]
@@ -97,8 +98,6 @@ class _LoadProcess:
             self._driver = driver = Driver(shots, phases, desk, dialect, client, monotonic, t0, job.rules)
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop)
             signals = await self._fire(driver, client, desk, t0, phases.window_ns)
-            signals["stamp"] = "kernel" if client.kernel_stamps else "user"
-            signals["reads"] = native.reads()
             self._emit({"event": "done", "signals": signals, "interrupted": self._interrupted, **self._said})
             return OK
         finally:
@@ -131,13 +130,16 @@ class _LoadProcess:
         try:
             if self._lost is not None:
                 raise self._lost
-            await driver.run(client.alarm)
+            with kept_awake(self._job.own_cores) as awake:
+                await driver.run(client.alarm)
             self._said = await desk.finish()
         finally:
             gc.enable()
             await _end(helpers)
         self._emit(_progress(driver, desk, t0))
-        return driver_signals(driver, self._said, meter.signals()).as_dict()
+        signals = driver_signals(driver, self._said, meter.signals()).as_dict()
+        stamp = "kernel" if client.kernel_stamps else "user"
+        return signals | {"stamp": stamp, "reads": native.reads(), "awake": awake}
 
     def _clerk_lost(self, error: BaseException) -> None:
         self._lost = error

@@ -171,9 +171,10 @@ class EpollWatch:
                     if (ready := self._ready.get(fd)) is not None:
                         self._tell(ready, what)
                     self._let_through()
-                self._let_through()
             if not self._harvest.left:
                 break
+            if not news:
+                self._let_through()
         return count
 
     def _let_through(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from headrace.machine import children_of
 from loadgen.arrivals import Constant
 from loadgen.clock import monotonic
 from loadgen.job import LoadJob, TargetJob
 from loadgen.observed_io import read_observed
+from loadgen.owncores import NICENESS, can_be_kept_awake
 from loadgen.plan import Load, Phases, Plan
 from loadgen.plan_io import write_plan
 from loadgen.rules import Rules, Timeouts
@@ -49,7 +52,7 @@ async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
         writer.transport.abort()
 
 
-def job(tmp_path: Path, url: str) -> LoadJob:
+def job(tmp_path: Path, url: str, own_cores: bool = False) -> LoadJob:
     load = Load("chat", Constant(10.0), Sessions(2, 12, 4, 1, 0.05))
     write_plan(Plan.make([load], Phases(window=1.2, drain=2.0), 1), tmp_path / "plan.parquet")
     options = {"model": "m", "own": True, "token_ids": True}
@@ -62,17 +65,20 @@ def job(tmp_path: Path, url: str) -> LoadJob:
         rules=Rules(Timeouts(total=5.0)),
         observed=str(tmp_path / "observed.arrow"),
         salt=3,
+        own_cores=own_cores,
     )
 
 
 Talk = Callable[[asyncio.subprocess.Process, list[dict[str, Any]]], Awaitable[None]]
 
 
-async def process(tmp_path: Path, talk: Talk, url: str | None = None) -> tuple[list[dict[str, Any]], int]:
+async def process(
+    tmp_path: Path, talk: Talk, url: str | None = None, own_cores: bool = False
+) -> tuple[list[dict[str, Any]], int]:
     """Start the process against a loopback engine; ``talk`` is called once it is ready."""
     server = await asyncio.start_server(engine, "127.0.0.1", 0)
     url = url or f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    (tmp_path / "job.json").write_text(json.dumps(job(tmp_path, url).as_dict()))
+    (tmp_path / "job.json").write_text(json.dumps(job(tmp_path, url, own_cores).as_dict()))
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -118,6 +124,27 @@ def test_a_load_process_fires_its_plan_and_writes_records_and_observations(tmp_p
     assert len(observed) == (records["outcome"] == "completed").sum()
     progress = [e for e in events if e["event"] == "progress"]
     assert progress[-1]["classes"]["chat"]["planned"] == 24
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="policies of Linux's scheduler")
+@pytest.mark.parametrize("own_cores", [False, True])
+def test_the_clerk_stands_back_as_far_as_the_cores_allow(tmp_path: Path, own_cores: bool) -> None:
+    """Behind everything on cores of its own, where they are kept awake if that is allowed; else only behind
+    its load process, and idle cores sleep as they always do."""
+    policies = []
+
+    async def talk(child: asyncio.subprocess.Process, events: list[dict[str, Any]]) -> None:
+        (clerk,) = children_of(child.pid)
+        policies.append(os.sched_getscheduler(clerk))
+        assert os.sched_getscheduler(child.pid) == os.SCHED_OTHER
+        assert os.getpriority(os.PRIO_PROCESS, clerk) >= os.getpriority(os.PRIO_PROCESS, child.pid) + NICENESS
+        say(child, start=monotonic() + 10**11)
+        say(child, stop=True)
+
+    events, code = asyncio.run(process(tmp_path, talk, own_cores=own_cores))
+    assert code == 0
+    assert policies == [os.SCHED_IDLE if own_cores else os.SCHED_BATCH]
+    assert events[-1]["signals"]["awake"] is (own_cores and can_be_kept_awake())
 
 
 @pytest.mark.parametrize("how", ["stop", "eof"])

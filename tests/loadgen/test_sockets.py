@@ -20,6 +20,7 @@ import uvloop
 
 import loadgen.sockets
 from loadgen import native
+from loadgen.alarm import TimerfdAlarm
 from loadgen.clock import monotonic
 from loadgen.readiness import BATCH, EpollWatch, SelectorWatch
 from loadgen.route import Endpoint, Route, connect_error
@@ -481,6 +482,36 @@ def test_many_reads_are_gathered_and_none_is_lost(watch: str) -> None:
         for seen, _, end in pairs:  # and after it is quiet again
             end.send(b"?")
             await seen.until(lambda seen: seen.data.endswith(b"?"))
+
+    run(body)
+
+
+def test_reads_give_way_to_what_is_due(watch: str) -> None:
+    """An alarm that is to ring while many sockets are ready rings before the next one is read, at its time
+    and each time that it is set; then the reads go on."""
+    if watch == "selector":
+        pytest.skip("it tells one after the other")
+
+    async def body(rig: Rig) -> None:
+        pairs = [await rig.pair() for _ in range(40)]
+        rung: list[int] = []
+
+        def ring() -> None:
+            rung.append(sum(len(seen.data) for seen, _, _ in pairs))
+            if len(rung) < 4:
+                alarm.set(monotonic() - 1)
+
+        alarm = TimerfdAlarm(ring)
+        rig.sockets.watch.give_way(alarm)
+        alarm.set(monotonic() + 10**12)
+        for _, _, end in pairs:
+            end.send(b"x")
+        alarm.due = monotonic() - 1  # the event loop does not know of it
+        while any(not seen.data for seen, _, _ in pairs):
+            await asyncio.sleep(0.001)
+        assert rung[:4] == [1, 2, 3, 4]
+        assert rung[4:] in ([], [40])  # the event loop's own word for the last time, which came too late
+        alarm.close()
 
     run(body)
 
