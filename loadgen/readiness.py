@@ -7,7 +7,8 @@ event loop ── add_reader
                               └─ while reads come thick: every 500 µs by an alarm, not by each read
 ```
 One wake-up of the event loop costs more than reading an event. Where the kernel stamps arrivals, waiting
-a little and reading many at once moves no time; where it does not, nothing ever waits.
+a little and reading many at once moves no time; where it does not, nothing ever waits. A send that is due
+waits for no read but the one that has begun (`Watch.give_way`).
 """
 
 from __future__ import annotations
