@@ -9,12 +9,9 @@ from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport free, malloc
 
-import heapq
 import socket
 
 cimport cython
-
-import numpy as np
 
 from loadgen.clock import monotonic
 from loadgen.reference.answers import End
@@ -37,33 +34,37 @@ cdef enum:
 
 cdef int64_t MOST_LATE = (<int64_t>1 << 32) - 1
 cdef object _HUNG_UP = End.HUNG_UP
+cdef object _Socket = socket.socket
 
 
 @cython.trashcan(True)  # for a long line
 cdef class Stream:
-    cdef readonly object number, end, status, keep, connection
-    cdef readonly tuple pieces, offsets, tokens
-    cdef readonly int64_t base
-    cdef readonly Py_ssize_t last
-    cdef public Py_ssize_t index
-    cdef public bytes rest
-    cdef public bint blocked
-    cdef object _send
-    cdef int _fd
+    # What each write needs comes first, on as few lines of the cache as that takes.
     cdef int64_t _due
+    cdef readonly int64_t base
+    cdef readonly tuple pieces, offsets
+    cdef public Py_ssize_t index
+    cdef readonly Py_ssize_t last
     cdef int64_t* _stamps
     cdef Py_ssize_t _count
     cdef Stream _behind  # it in the line
+    cdef int _fd
+    cdef public bint blocked
+    cdef readonly int64_t number
+    cdef readonly object answer, connection
+    cdef public bytes rest
+    cdef object _send
 
     def __init__(self, number, base, answer, sock, connection):
-        self.number, self.base, self.connection = number, base, connection
-        self.pieces, self.offsets, self.tokens = answer.pieces, answer.offsets, answer.tokens
-        self.end, self.status, self.keep = answer.end, answer.status, answer.keep
-        self.last, self.index, self.rest, self.blocked = len(answer.pieces) - 1, 0, b"", False
-        self._send = sock.send
-        self._fd = sock.fileno() if isinstance(sock, socket.socket) else FAKE
+        self.number, self.base, self.answer, self.connection = number, base, answer, connection
+        self.pieces, self.offsets = answer.pieces, answer.offsets
+        self.last, self.index, self.rest, self.blocked = len(self.pieces) - 1, 0, b"", False
+        if isinstance(sock, _Socket):
+            self._fd = sock.fileno()
+        else:
+            self._fd, self._send = FAKE, sock.send
         free(self._stamps)
-        self._stamps = <int64_t*>malloc(len(answer.pieces) * sizeof(int64_t))
+        self._stamps = <int64_t*>malloc(len(self.pieces) * sizeof(int64_t))
         if self._stamps == NULL:
             raise MemoryError
 
@@ -74,13 +75,18 @@ cdef class Stream:
     def stamps(self):
         return [self._stamps[k] for k in range(self._count)]
 
+    @property
+    def first(self):
+        return self._stamps[0] if self._count else -1
+
     def drop(self):
         self._fd = GONE
 
     def written(self):
         cdef Py_ssize_t count = self._count - bool(self.rest), events = 0, piece, repeat
+        cdef tuple tokens = self.answer.tokens
         for piece in range(count):
-            events += <Py_ssize_t>self.tokens[piece]
+            events += <Py_ssize_t>tokens[piece]
         stamps = PyBytes_FromStringAndSize(NULL, events * sizeof(int64_t))
         lates = PyBytes_FromStringAndSize(NULL, events * sizeof(uint32_t))
         cdef int64_t* stamp = <int64_t*>PyBytes_AS_STRING(stamps)
@@ -88,10 +94,10 @@ cdef class Stream:
         cdef int64_t behind
         for piece in range(count):
             behind = min(self._stamps[piece] - <int64_t>self.offsets[piece] - self.base, MOST_LATE)
-            for repeat in range(<Py_ssize_t>self.tokens[piece]):
+            for repeat in range(<Py_ssize_t>tokens[piece]):
                 stamp[0], late[0] = self._stamps[piece], <uint32_t>behind
                 stamp, late = stamp + 1, late + 1
-        return np.frombuffer(stamps, np.int64), np.frombuffer(lates, np.uint32)
+        return stamps, lates
 
     cdef Py_ssize_t _write(self, bytes data) except -2:
         """Bytes that the kernel has taken, -1 if the client is gone."""
@@ -117,12 +123,46 @@ cdef class Stream:
             return -1
 
 
+cdef inline bint _sooner(Stream one, Stream other) noexcept:
+    return one._due < other._due or (one._due == other._due and one.number < other.number)
+
+
+cdef int _push(list heap, Stream stream) except -1:
+    """As heapq does it, by the streams' own times."""
+    cdef Py_ssize_t at = len(heap), above
+    heap.append(stream)
+    while at > 0:
+        above = (at - 1) >> 1
+        if not _sooner(stream, heap[above]):
+            break
+        heap[at], at = heap[above], above
+    heap[at] = stream
+    return 0
+
+
+cdef int _pop(list heap) except -1:
+    """Takes the first one off."""
+    cdef Stream last = heap.pop()
+    cdef Py_ssize_t at = 0, below = 1, size = len(heap)
+    if size == 0:
+        return 0
+    while below < size:
+        if below + 1 < size and _sooner(heap[below + 1], heap[below]):
+            below += 1
+        if not _sooner(heap[below], last):
+            break
+        heap[at], at = heap[below], below
+        below = 2 * at + 1
+    heap[at] = last
+    return 0
+
+
 cdef class Timeline:
     cdef readonly int64_t writes
     cdef object _clock, _finished, _blocked
     cdef Stream _first, _last  # of the queue
     cdef Py_ssize_t _queued
-    cdef list _heap
+    cdef list _heap  # of streams
     cdef int64_t _gap
 
     def __init__(self, clock, gap, finished, blocked):
@@ -137,27 +177,28 @@ cdef class Timeline:
 
     @property
     def next_due(self):
-        dues = [self._heap[0][0]] if self._heap else []
-        if self._first is not None:
-            dues.append(self._first._due)
-        return min(dues, default=None)
+        cdef Stream stream = self._next()
+        return None if stream is None else stream._due
+
+    cdef Stream _next(self):
+        """The first one due; of two at the same time, that in the queue."""
+        if not self._heap:
+            return self._first
+        cdef Stream waits = self._heap[0]
+        return waits if self._first is None or waits._due < self._first._due else self._first
 
     def add(self, Stream stream not None):
         stream._due = stream.base + <int64_t>stream.offsets[stream.index]
-        heapq.heappush(self._heap, (stream._due, stream.number, stream))
+        _push(self._heap, stream)
 
     def run_due(self, int most):
         cdef Stream stream
         cdef bytes data
         cdef int64_t t, due
         cdef Py_ssize_t sent
-        cdef bint queued
         cdef int done = 0
         while done < most:
-            stream = self._first
-            queued = stream is not None
-            if self._heap and (not queued or <int64_t>(<tuple>self._heap[0])[0] < stream._due):
-                stream, queued = (<tuple>self._heap[0])[2], False
+            stream = self._next()
             if stream is None:
                 break
             due, data = stream._due, stream.pieces[stream.index]
@@ -165,10 +206,10 @@ cdef class Timeline:
             if t < due:
                 break
             sent = stream._write(data)
-            if queued:
+            if stream is self._first:
                 self._dequeue()
             else:
-                heapq.heappop(self._heap)
+                _pop(self._heap)
             if sent == len(data) and stream.index < stream.last:
                 stream._stamps[stream._count] = t
                 stream._count += 1
@@ -193,7 +234,7 @@ cdef class Timeline:
         cdef int64_t after = stream.base + <int64_t>stream.offsets[stream.index]
         stream._due = after
         if after - due != self._gap or (self._last is not None and after < self._last._due):
-            heapq.heappush(self._heap, (after, stream.number, stream))
+            _push(self._heap, stream)
             return 0
         if self._last is None:
             self._first = stream
@@ -210,7 +251,7 @@ cdef class Timeline:
         stream._stamps[stream._count] = t
         stream._count += 1
         if sent == len(data):
-            self._finished(stream, stream.end)
+            self._finished(stream, stream.answer.end)
         else:
             stream.rest, stream.blocked = data[sent:], True
             self._blocked(stream)
@@ -229,7 +270,7 @@ cdef class Timeline:
             stream.index += 1
             self.add(stream)
         else:
-            self._finished(stream, stream.end)
+            self._finished(stream, stream.answer.end)
         return True
 
     cdef int64_t _now(self) except -1:

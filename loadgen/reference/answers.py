@@ -78,29 +78,31 @@ class Answers:
         self._stems: dict[tuple[str, int, int], _Stem] = {}
         self._tails: dict[tuple[str, int, int, bool, str], Writes] = {}
         self._heads: dict[tuple[str, int], Writes] = {}
-        self._ready: dict[tuple[str, int, int, bool, int | None], Answer] = {}
+        self._ready: dict[tuple[str, int, Asked], Answer] = {}
+        """Streams that do not fail; empty where times are drawn."""
 
     def answer(self, path: str, asked: Asked, prompt: int) -> Answer:
         """The answer to a request for ``path``, one of WIRES, with ``prompt`` tokens by our count."""
         script = self._script
         if script.prompt_tokens is not None:
             prompt = script.prompt_tokens
+        failure = self._timetable.failure()
+        key = (path, prompt, asked)
+        if failure is None and (found := self._ready.get(key)) is not None:
+            return found
         n = script.length(asked.max_tokens)
-        offsets, failure = self._timetable.offsets(n), self._timetable.failure()
+        offsets = self._timetable.offsets(n)
         if failure is not None and failure.kind == "status":
             return refusal(failure)
         if not asked.stream:
             return self._whole(path, n, asked, prompt, offsets, failure)
         if failure is not None:
             return self._failing(path, n, asked, prompt, offsets, failure)
-        if script.jitter is not None:
-            return self._stream(path, n, asked, prompt, offsets)
-        key = (path, n, prompt, asked.include_usage, asked.max_tokens)
-        found = self._ready.get(key)
-        if found is None:
+        made = self._stream(path, n, asked, prompt, offsets)
+        if script.jitter is None:
             _bound(self._ready)
-            found = self._ready[key] = self._stream(path, n, asked, prompt, offsets)
-        return found
+            self._ready[key] = made
+        return made
 
     def _stream(self, path: str, n: int, asked: Asked, prompt: int, offsets: tuple[int, ...]) -> Answer:
         stem, tail = self._stem(path, n, n), self._tail(path, n, asked, prompt)

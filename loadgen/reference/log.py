@@ -13,6 +13,7 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,8 @@ from numpy.typing import NDArray
 
 from loadgen.reference.answers import End
 from loadgen.reference.lateness import Late
+from loadgen.reference.requests import Request
+from loadgen.reference.streams import Stream
 
 MAGIC = b"HDRREF1\n"
 _FIXED = struct.Struct("<QqqIHBBHB8s")
@@ -49,23 +52,23 @@ class Entry:
     late: Late
 
 
-def encode(
-    request_id: str,
-    arrival: int,
-    process: int,
-    read: int,
-    head: int,
-    status: int,
-    end: End,
-    blocked: bool,
-    digest: bytes,
-    stamps: Stamps,
-    late: Late,
-) -> bytes:
-    """One entry as it stands in the file; ``head`` = -1 if nothing was written."""
-    name = request_id.encode()[:65_535]
-    fixed = _FIXED.pack(arrival, read, head, len(stamps), status, end, process, len(name), blocked, digest)
-    return b"".join((fixed, name, stamps.tobytes(), late.tobytes()))
+def encode(process: int, request: Request, stream: Stream, end: End, stamps: bytes, late: bytes) -> bytes:
+    """One entry as it stands in the file; ``stamps`` and ``late`` are what the stream says of itself when it
+    has ended so (`Stream.written`)."""
+    name = request.request_id.encode()[:65_535]
+    fixed = _FIXED.pack(
+        stream.number,
+        stream.base,
+        stream.first,
+        len(late) // 4,
+        stream.answer.status,
+        end,
+        process,
+        len(name),
+        stream.blocked,
+        blake2b(request.body, digest_size=8).digest(),
+    )
+    return b"".join((fixed, name, stamps, late))
 
 
 def entries(data: bytes) -> Iterator[Entry]:
@@ -185,7 +188,7 @@ class LogFile:
     def flush(self) -> None:
         if self._fd is not None and self._waiting:
             data, self._waiting = self._waiting, bytearray()
-            self._write(bytes(data))
+            self._write(data)
 
     def close(self) -> None:
         """Idempotent."""
@@ -194,7 +197,7 @@ class LogFile:
             os.close(self._fd)
             self._fd = None
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes | bytearray) -> None:
         view = memoryview(data)
         while view:
             assert self._fd is not None

@@ -3,73 +3,78 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import orjson
+
+_FIELDS = re.compile(
+    rb"\r\n(connection|content-length|expect|transfer-encoding|x-request-id):([^\r]*(?:\r(?!\n)[^\r]*)*)",
+    re.IGNORECASE,
+)
+"""What we heed of a head; the first of a name counts. One pass over it costs less than looking for each."""
 MAX_HEAD = 65_536
 MAX_BODY = 1 << 28
+_MOST_DIGITS = 4300
+"""Python reads no number that is longer."""
 
 
 class BadRequest(ValueError):
     """What is wrong with a request, for its 400."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Request:
     method: str
     path: str
     """With its query."""
-    body: bytes
     request_id: str
     """The X-Request-Id; empty without one."""
     keep_alive: bool
-
-
-@dataclass(slots=True)
-class _Head:
-    method: str
-    path: str
-    lines: bytes
-    lowered: bytes
-    begin: int
-    """Where the body begins in the buffer."""
     length: int | None
-    """None: chunked."""
-
-    def field(self, name: bytes) -> bytes:
-        """The value of the header ``name``, given in lower case; empty without one."""
-        at = self.lowered.find(b"\r\n" + name + b":")
-        if at < 0:
-            return b""
-        begin = at + len(name) + 3
-        end = self.lines.find(b"\r\n", begin)
-        return self.lines[begin : end if end >= 0 else None].strip()
+    """Of the body as the head says it; None: it comes in chunks."""
+    expects: bool
+    """The client asks for ``100 Continue`` before it sends the body."""
+    body: bytes = b""
+    """Comes last."""
 
 
 class RequestReader:
     """The requests of one connection, one after the other."""
 
+    __slots__ = ("_begun", "_buffer", "expects")
+
     def __init__(self) -> None:
         self._buffer = b""
-        self._head: _Head | None = None
+        """Without the head of what has begun."""
+        self._begun: Request | None = None
         self.expects = False
         """The client waits for ``100 Continue`` before it sends the body."""
 
     def feed(self, data: bytes) -> Request | None:
         """The request that ``data`` completes; ``feed(b"")`` gives the one after it. Raises BadRequest."""
-        self._buffer = self._buffer + data if self._buffer else data
-        head = self._head or self._parse_head()
-        if head is None:
-            return None
-        self._head = head
-        body, end = self._body(head)
+        self._buffer = buffer = self._buffer + data if self._buffer else data
+        request = self._begun
+        if request is None:
+            lines, end, buffer = buffer.partition(b"\r\n\r\n")
+            if not end:
+                if len(lines) > MAX_HEAD:
+                    raise BadRequest(f"no end of the headers within {MAX_HEAD} bytes")
+                return None
+            self._begun = request = _headed(lines)
+            self._buffer = buffer
+        length, body = request.length, None
+        if length is None:
+            body, length = self._chunked_body()
+        elif len(buffer) >= length:
+            body = buffer[:length]
         if body is None:
-            self.expects = head.field(b"expect") != b"" and len(self._buffer) == head.begin
+            self.expects = request.expects and not buffer
             return None
-        self._buffer, self._head, self.expects = self._buffer[end:], None, False
-        request_id = head.field(b"x-request-id").decode("latin-1")
-        keep_alive = b"close" not in head.field(b"connection").lower()
-        return Request(head.method, head.path, body, request_id, keep_alive)
+        request.body = body
+        self._buffer, self._begun, self.expects = buffer[length:], None, False
+        return request
 
     def keep(self, data: bytes) -> None:
         """Bytes that came before the last request was answered."""
@@ -80,35 +85,16 @@ class RequestReader:
         """Bytes are there that were not yet looked at."""
         return bool(self._buffer)
 
-    def _parse_head(self) -> _Head | None:
-        end = self._buffer.find(b"\r\n\r\n")
-        if end < 0:
-            if len(self._buffer) > MAX_HEAD:
-                raise BadRequest(f"no end of the headers within {MAX_HEAD} bytes")
-            return None
-        fields = self._buffer[:end]
-        words = fields.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
-        if len(words) != 3 or not words[2].startswith("HTTP/1."):
-            raise BadRequest(f"not an HTTP/1.1 request: {fields[:60]!r}")
-        head = _Head(words[0], words[1], fields, fields.lower(), end + 4, None)
-        if b"chunked" not in head.field(b"transfer-encoding").lower():
-            head.length = _size(head.field(b"content-length"))
-        return head
-
-    def _body(self, head: _Head) -> tuple[bytes | None, int]:
+    def _chunked_body(self) -> tuple[bytes | None, int]:
         """The whole body and where it ends in the buffer, or None while some of it is missing."""
-        if head.length is None:
-            return self._chunked_body(head.begin)
-        end = head.begin + head.length
-        return (self._buffer[head.begin : end], end) if len(self._buffer) >= end else (None, 0)
-
-    def _chunked_body(self, at: int) -> tuple[bytes | None, int]:
-        body = bytearray()
+        body, at = bytearray(), 0
         while (line := self._buffer.find(b"\r\n", at)) >= 0:
             try:
                 size = int(self._buffer[at:line].split(b";")[0], 16)
             except ValueError as error:
                 raise BadRequest(f"chunk size is {self._buffer[at:line][:40]!r}") from error
+            if size < 0:
+                raise BadRequest(f"chunk size is {self._buffer[at:line][:40]!r}")
             if size == 0:
                 end = self._buffer.find(b"\r\n\r\n", line)  # after trailers, if there are any
                 return (bytes(body), end + 4) if end >= 0 else (None, 0)
@@ -119,16 +105,34 @@ class RequestReader:
         return None, 0
 
 
+def _headed(lines: bytes) -> Request:
+    """Of a head, without its end. Raises BadRequest."""
+    words = lines.decode("latin-1").split("\r\n", 1)[0].split(" ")
+    if len(words) != 3 or not words[2].startswith("HTTP/1."):
+        raise BadRequest(f"not an HTTP/1.1 request: {lines[:60]!r}")
+    fields: dict[bytes, bytes] = {}
+    for name, value in _FIELDS.findall(lines):
+        fields.setdefault(name.lower(), value.strip())
+    coding, connection = fields.get(b"transfer-encoding"), fields.get(b"connection")
+    chunked = coding is not None and b"chunked" in coding.lower()
+    return Request(
+        words[0],
+        words[1],
+        fields.get(b"x-request-id", b"").decode("latin-1"),
+        connection is None or b"close" not in connection.lower(),
+        None if chunked else _size(fields.get(b"content-length", b"0") or b"0"),
+        bool(fields.get(b"expect")),
+    )
+
+
 def _size(length: bytes) -> int:
-    if not length:
-        return 0
-    if not length.isdigit() or int(length) > MAX_BODY:
+    size = int(length) if length.isdigit() and len(length) <= _MOST_DIGITS else MAX_BODY + 1
+    if size > MAX_BODY:
         raise BadRequest(f"content-length is {length[:40]!r}; at most {MAX_BODY}")
-    return int(length)
+    return size
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """What a generation request wants of us."""
 
     max_tokens: int | None
@@ -137,11 +141,24 @@ class Asked:
 
 
 def asked(body: bytes) -> Asked:
-    """Raises BadRequest."""
+    """What the fast parser does not take, or takes for what we refuse (a whole number of 65 bits is a float
+    to it), is Python's own to judge. Raises BadRequest."""
     try:
-        payload = json.loads(body)
-    except ValueError as error:
+        return _asked(orjson.loads(body))
+    except (BadRequest, orjson.JSONDecodeError, RecursionError):
+        return _patiently(body)
+
+
+def _patiently(body: bytes) -> Asked:
+    try:
+        return _asked(json.loads(body))
+    except BadRequest:
+        raise
+    except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is not JSON: {error}") from error
+
+
+def _asked(payload: Any) -> Asked:
     if not isinstance(payload, dict):
         raise BadRequest("the body is not a JSON object")
     options = payload.get("stream_options")

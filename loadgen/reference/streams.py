@@ -18,8 +18,6 @@ import numpy as np
 from loadgen import native
 from loadgen.clock import Clock
 from loadgen.reference.answers import Answer, End
-from loadgen.reference.lateness import Late
-from loadgen.reference.log import Stamps
 
 _MOST_LATE = (1 << 32) - 1
 
@@ -30,12 +28,11 @@ class Stream:
     """One answer on its way out. ``stamps`` has one for each piece that was written."""
 
     __slots__ = (
+        "answer",
         "base",
         "blocked",
         "connection",
-        "end",
         "index",
-        "keep",
         "last",
         "number",
         "offsets",
@@ -43,8 +40,6 @@ class Stream:
         "rest",
         "send",
         "stamps",
-        "status",
-        "tokens",
     )
 
     def __init__(
@@ -53,12 +48,9 @@ class Stream:
         self.number = number
         self.base = base
         """When the last byte of the request was read, ns."""
+        self.answer = answer
         self.pieces = answer.pieces
         self.offsets = answer.offsets
-        self.tokens = answer.tokens
-        self.end = answer.end
-        self.status = answer.status
-        self.keep = answer.keep
         self.send: Callable[[bytes], int] = sock.send
         self.connection = connection
         self.last = len(answer.pieces) - 1
@@ -72,14 +64,19 @@ class Stream:
         """The client is gone: the next write finds that out."""
         self.send = _gone
 
-    def written(self) -> tuple[Stamps, Late]:
+    @property
+    def first(self) -> int:
+        """The first of the stamps; -1 without one."""
+        return self.stamps[0] if self.stamps else -1
+
+    def written(self) -> tuple[bytes, bytes]:
         """The stamp of each token event whose last byte was written, and how late it was against the script,
-        in ns; a lateness of 4.29 s and more is 4.29 s."""
+        in ns, as the bytes of int64 and uint32; a lateness of 4.29 s and more is 4.29 s."""
         count = len(self.stamps) - bool(self.rest)  # a piece that did not go out in full does not count
         stamps = np.array(self.stamps[:count], np.int64)
         late = np.minimum(stamps - np.array(self.offsets[:count], np.int64) - self.base, _MOST_LATE)
-        tokens = self.tokens[:count]
-        return np.repeat(stamps, tokens), np.repeat(late.astype(np.uint32), tokens)
+        tokens = self.answer.tokens[:count]
+        return np.repeat(stamps, tokens).tobytes(), np.repeat(late.astype(np.uint32), tokens).tobytes()
 
 
 class Timeline:
@@ -158,7 +155,7 @@ class Timeline:
             return
         stream.stamps.append(t)
         if sent == len(data):
-            self._finished(stream, stream.end)
+            self._finished(stream, stream.answer.end)
         else:
             stream.rest, stream.blocked = data[sent:], True
             self._blocked(stream)
@@ -180,7 +177,7 @@ class Timeline:
             stream.index += 1
             self.add(stream)
         else:
-            self._finished(stream, stream.end)
+            self._finished(stream, stream.answer.end)
         return True
 
 

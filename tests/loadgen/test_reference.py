@@ -286,7 +286,9 @@ def test_requests_may_come_in_any_pieces(data: bytes, cuts: list[int]) -> None:
         b"\x16\x03\x01 hello\r\n\r\n",
         b"GET /x HTTP/1.1\r\nContent-Length: many\r\n\r\n",
         b"GET /x HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n",
+        b"GET /x HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
         b"GET /x HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /x HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n-6\r\n",
         b"a" * 70_000,
     ],
 )
@@ -297,12 +299,53 @@ def test_what_is_no_request_is_refused(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b"{", b'{"max_tokens": 0}', b'{"max_tokens": "5"}', b'{"max_tokens": true}']
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b'{"max_tokens": 0}',
+        b'{"max_tokens": "5"}',
+        b'{"max_tokens": true}',
+        b'{"max_tokens": 2.0}',
+        b'{"max_tokens": ' + b"[" * 980 + b"]" * 980 + b"}",
+        b"[" * 100_000,
+    ],
 )
 def test_a_body_that_asks_for_nothing_sensible_is_refused(body: bytes) -> None:
     """400 with the field, not a guess."""
     with pytest.raises(BadRequest):
         asked(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "n"),
+    [
+        (b'{"temperature": NaN, "max_tokens": 3}', 3),
+        (b'{"prompt": "\\ud800", "max_tokens": 3}', 3),
+        (b'\xef\xbb\xbf{"max_tokens": 3}', 3),
+        (b'{"max_tokens": 18446744073709551616}', 1 << 64),
+    ],
+)
+def test_what_the_fast_parser_refuses_or_rounds_is_taken_as_python_takes_it(body: bytes, n: int) -> None:
+    """NaN, half a character, a byte order mark, a number of 65 bits."""
+    assert asked(body) == Asked(n, stream=False, include_usage=False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "id", "keep"),
+    [
+        (b"X-Connection: close\r\nX-Request-Id: a\r\nx-request-id: b", "a", True),
+        (b"X-Request-Id:  a b \t\r\nCONNECTION: Keep-Alive, Close", "a b", False),
+        (b"Connection : close\r\nX-Request-Id: a\rConnection: close", "a\rConnection: close", True),
+        (b"Proxy-Connection: close\r\nConnection:\r\nConnection: close", "", True),
+    ],
+)
+def test_the_first_field_of_a_name_counts(fields: bytes, id: str, keep: bool) -> None:
+    """In any case, without the blanks around it; a name that only ends like it is another."""
+    request = RequestReader().feed(b"GET /x HTTP/1.1\r\n" + fields + b"\r\n\r\n")
+    assert request is not None
+    assert (request.request_id, request.keep_alive) == (id, keep)
 
 
 # --- lateness
@@ -314,7 +357,7 @@ def test_lateness_quantiles_are_within_their_grain(late: list[int], q: float) ->
     import numpy as np
 
     lateness = Lateness()
-    lateness.add(np.array(late, np.uint32))
+    lateness.add(np.array(late, np.uint32).tobytes())
     true = float(np.quantile(np.array(late, np.float64), q, method="lower")) / 1000
     said = lateness.quantile_us(q)
     assert said is not None
