@@ -14,7 +14,7 @@ test: $(STAMP)  ## install, fetch the model, run every test
 	$(VENV)/bin/python -m pytest -q -m 'not e2e' -n auto --dist loadfile
 	$(VENV)/bin/python -m pytest -q -m e2e
 
-$(STAMP): pyproject.toml setup.py constraints.txt loadgen/_harvest.pyx loadgen/reference/_streams.pyx
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard loadgen/_*.p?? loadgen/reference/_*.pyx)
 	$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[engine,dev]'
 	touch $(STAMP)

@@ -9,20 +9,13 @@ from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport free, malloc
 
+from loadgen._clock cimport monotonic as now
 import socket
 
 cimport cython
 
 from loadgen.clock import monotonic
 from loadgen.reference.answers import End
-
-cdef extern from "<time.h>" nogil:
-    ctypedef int clockid_t
-    cdef struct timespec:
-        long tv_sec
-        long tv_nsec
-    clockid_t CLOCK_MONOTONIC
-    int clock_gettime(clockid_t clock, timespec* now)
 
 cdef extern from "<sys/socket.h>" nogil:
     ssize_t send(int fd, const void* data, size_t size, int flags)
@@ -274,8 +267,4 @@ cdef class Timeline:
         return True
 
     cdef int64_t _now(self) except -1:
-        cdef timespec now
-        if self._clock is not None:
-            return self._clock()
-        clock_gettime(CLOCK_MONOTONIC, &now)
-        return <int64_t>now.tv_sec * 1_000_000_000 + now.tv_nsec
+        return now() if self._clock is None else self._clock()
