@@ -9,10 +9,11 @@ from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport free, malloc
 
-from loadgen._clock cimport monotonic as now
 import socket
 
 cimport cython
+
+from loadgen._clock cimport monotonic as now
 
 from loadgen.clock import monotonic
 from loadgen.reference.answers import End
