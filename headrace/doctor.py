@@ -198,7 +198,7 @@ def remedies(diagnosis: Diagnosis) -> tuple[str, ...]:
         advice.append("use more load processes: bench doctor --processes 2, and the same in a run")
     if found.limit == "machine":
         advice.append("end what else runs on this machine, and on its host, and look again")
-    if found.limit == "machine" and not facts.awake:
+    if found.limit == "machine" and not facts.awake and cores > 1 and PM_QOS.exists():
         advice.append(f"let it keep the cores awake: run it as root, or give it write access to {PM_QOS}")
     if found.limit in ("client", "server") and cores < 3:
         advice.append(f"only {cores} core(s) may be used here, and the target takes one: use more cores")
@@ -232,7 +232,7 @@ def facts_of(diagnosis: Diagnosis) -> dict[str, str]:
         "clock source": facts.clock_source or "unknown",
         "kernel receive stamps": "yes" if facts.kernel_stamps else "no",
         "reads": facts.reads,
-        "cores kept awake": "yes" if facts.awake else "no",
+        "idle cores": "can be kept awake" if facts.awake else "sleep",
         "file descriptors": f"{facts.fds[0]:,} now, {facts.fds[1]:,} at most",
         "local ports": ports,
         "torch": facts.torch or "not installed",

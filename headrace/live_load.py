@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from headrace.errors import TargetFailed
-from headrace.prepare import is_local
 from headrace.processes import Child
 from headrace.site import TEXTS, LoadEnd, LoadOrder, OnTick
 from loadgen.health import merged as merged_signals
@@ -186,7 +185,6 @@ def _job(target: TargetJob, order: LoadOrder, slice: int, salt: int) -> LoadJob:
         observed=str(folder / _observed_name(slice)) if target.options.get("own") else None,
         texts=str(folder / _texts_name(slice)) if order.keep_text else None,
         salt=salt,
-        own_cores=not (target.options.get("own") or is_local(target.url)),
     )
 
 

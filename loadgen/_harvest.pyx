@@ -9,6 +9,7 @@ Optional (`loadgen.native`), for Linux. The GIL is kept: nothing here waits.
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.list cimport PyList_GET_SIZE
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memcpy, memset
@@ -58,6 +59,7 @@ cdef extern from "<sys/epoll.h>" nogil:
 cdef enum:
     READ_BYTES = 16384
     MOST_READY = 256
+    MOST_NEWS = 4
 
 cdef char _buffer[READ_BYTES]
 cdef char _control[64]
@@ -78,9 +80,10 @@ cdef class Harvest:
         self._lanes += [None] * (own.fileno() + 1 - len(self._lanes))
 
     def forget(self, own):
+        cdef int fd = own.fileno()
         self.use(own, None)
         for k in range(self._next, self._ready):
-            if self._events[k].data.fd == own.fileno():
+            if self._events[k].data.fd == fd:
                 self._events[k].data.fd = -1
 
     def use(self, own, lanes.Lane lane):
@@ -98,7 +101,12 @@ cdef class Harvest:
         cdef epoll_event* event
         if self._next == self._ready:
             self._wait(limit)
-        while self._next < self._ready and count < limit and (count == 0 or self._t < until):
+        while (
+            self._next < self._ready
+            and count < limit
+            and PyList_GET_SIZE(news) < MOST_NEWS
+            and (count == 0 or self._t < until)
+        ):
             event = &self._events[self._next]
             self._next += 1
             count += 1

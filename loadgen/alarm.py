@@ -93,7 +93,7 @@ class TimerfdAlarm:
         if self._fd >= 0:
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
-            self._fd = -1
+            self._fd, self.due = -1, NEVER
 
     def _expired(self) -> None:
         """Or it was, and has been set to another time since: whoever is woken looks at the clock."""

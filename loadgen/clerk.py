@@ -26,7 +26,7 @@ from loadgen.clock import Clock, monotonic
 from loadgen.frames import Frame, Splitter, framed, unpack_closed, unpacked
 from loadgen.health import freeze_heap
 from loadgen.job import LoadJob
-from loadgen.owncores import stand_back
+from loadgen.owncores import Rank
 from loadgen.paperwork import Paperwork
 from loadgen.plan_io import read_shots
 from loadgen.raw import Closed
@@ -34,6 +34,8 @@ from loadgen.stamps import ClockSample
 
 LOOK_AHEAD_NS = 4_000_000_000
 """How long before it is due a body is made; 2 s are promised."""
+_HURRY_NS = 3_000_000_000
+"""A body that is not made so long before it is due is late for us."""
 SLICE_NS = 5_000_000
 """The longest that understanding goes on without a look at what is due or came in."""
 _SECOND = 1_000_000_000
@@ -47,8 +49,12 @@ _MOST_WAITING = 1000
 class Clerk:
     """The loop of the process; what it knows is in its `Paperwork`."""
 
-    def __init__(self, job: LoadJob, link: socket.socket, clock: Clock = monotonic) -> None:
+    def __init__(
+        self, job: LoadJob, link: socket.socket, clock: Clock = monotonic, rank: Rank | None = None
+    ) -> None:
         shots, phases, _ = read_shots(Path(job.plan), job.slice, prompts=True)
+        self._rank = rank if all(shot.due_ns is not None for shot in shots) else None
+        """None: it is not ours to change, or bodies wait for answers, which must be understood at once."""
         self._work = Paperwork(job, shots, phases, self._say)
         self._link, self._clock = link, clock
         link.setblocking(False)
@@ -60,7 +66,7 @@ class Clerk:
         self._next: tuple[int, int] | None = None
         self._second = clock()
         self._open = True
-        self._asked_to_end = False
+        self._begun = self._asked_to_end = self._flooded = False
 
     def run(self) -> None:
         self._say(("ready",))
@@ -77,12 +83,20 @@ class Clerk:
         """A slice of everything; waits for the socket up to ``patience`` s."""
         if self._open:
             self._hear(patience)
+        if self._rank is not None:
+            self._rank.be(last=self._ahead)
         if self._feed():
             self._understand(self._clock() + SLICE_NS)
         if self._clock() >= self._second:
             self._second = self._clock() + _SECOND
             self._work.flush()
             self._say(("heard", self._work.heard()))
+
+    @property
+    def _ahead(self) -> bool:
+        """Nothing is urgent: bodies are made in good time, and little waits in the socket."""
+        late = self._next is not None and self._next[0] < self._clock() + _HURRY_NS
+        return self._begun and self._open and not (late or self._flooded or self._asked_to_end)
 
     def finish(self) -> None:
         """Close what is written, and say the last words."""
@@ -126,7 +140,8 @@ class Clerk:
                 return
             for body in self._splitter.feed(data):
                 self._take(body)
-            readable = [self._link] if len(data) == _MOST else []
+            self._flooded = len(data) == _MOST
+            readable = [self._link] if self._flooded else []
 
     def _take(self, body: bytes) -> None:
         """Answers and what is not sent wait in line; the rest is heeded at once."""
@@ -141,7 +156,7 @@ class Clerk:
             case ("clock", mono, offset, half):
                 self._work.clock(ClockSample(mono, offset, half))
             case ("t0", t0):
-                self._due = self._work.begin(t0)
+                self._begun, self._due = True, self._work.begin(t0)
                 self._next = next(self._due, None)
             case ("end",):
                 self._asked_to_end, self._next = True, None
@@ -212,10 +227,10 @@ def main(job_file: str, descriptor: str) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends when its load process does
     said: dict[str, Any] = json.loads(Path(job_file).read_text())
     link = socket.socket(fileno=int(descriptor))
-    stand_back(bool(said.get("own_cores")))
     clerk: Clerk | None = None
     try:
-        clerk = Clerk(LoadJob.of(said), link)
+        job = LoadJob.of(said)
+        clerk = Clerk(job, link, rank=Rank(may_be_last=job.on_own_cores()))
         freeze_heap()  # a collection would go through the whole plan while sends wait for this core
         clerk.run()
     except Exception as error:

@@ -22,6 +22,8 @@ from loadgen.lane import Lane
 
 READ_BYTES = 16_384
 """A read gives so much at most; what is more comes with the next one."""
+MOST_NEWS = 4
+"""News that come together; telling them takes longer than reading all the others of a batch."""
 EDGES = 0 if not hasattr(select, "EPOLLET") else select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 """What the sockets of a harvest are watched for."""
 
@@ -88,13 +90,13 @@ class Harvest:
         return bool(self._left)
 
     def read(self, limit: int, until: int) -> tuple[int, list[tuple[int, Read]]]:
-        """Of ``limit`` sockets at most, and of none that has not begun at ``until`` (ns on the clock) but the
-        first: how many were read, and (file descriptor, read) of those that no lane took, in the order in
-        which they were read. What is `left` comes first the next time."""
+        """Reads ``limit`` sockets at most, and stops before the next one once the clock has reached ``until``
+        or `MOST_NEWS` are there; one is always read. How many were read, and (file descriptor, read) of those
+        that no lane took, in the order in which they were read. What is `left` comes first the next time."""
         left, news, count = self._left, list[tuple[int, Read]](), 0
         if not left:
             left.extend(self._epoll.poll(0, limit))
-        while left and count < limit and (count == 0 or self._clock() < until):
+        while left and count < limit and len(news) < MOST_NEWS and (count == 0 or self._clock() < until):
             self._one(*left.popleft(), news)
             count += 1
         return count, news

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from loadgen.owncores import elsewhere
 from loadgen.render import Renderer
 from loadgen.rules import Cap, Retries, Rules, Timeouts
 from loadgen.targets import TARGETS, Dialect
@@ -58,8 +59,8 @@ class LoadJob:
     warm_connections: int = 8
     connections: int | None = None
     """Most connections at a time; None = as many as there are requests in flight."""
-    own_cores: bool = False
-    """Neither the target nor anything else that counts runs on its cores."""
+    own_cores: bool | None = None
+    """Nothing else that counts is to run on its cores; None = if the target is on another machine."""
     block: tuple[float, float] | None = None
     """(for, every) in s: block the event loop on purpose, to show what that does to the numbers."""
     t0_ns: int | None = None
@@ -74,6 +75,9 @@ class LoadJob:
     def renderer(self, dialect: Dialect) -> Renderer:
         maker = TextMaker.made_for(self.unit, self.tokenizer)
         return Renderer(Prompter(maker, self.nonce), dialect, self.tag, frozenset(self.whole))
+
+    def on_own_cores(self) -> bool:
+        return elsewhere(self.target.url) if self.own_cores is None else self.own_cores
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,28 +1,53 @@
 """What a load process and its clerk do with cores on which nothing else is to run.
 
-Where the target, or anything else that counts, is on the same cores, none of this is done: it would disturb
-what is measured.
+Where the target is on the same machine, and not pinned apart, none of this is done: it would disturb what is
+measured.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import struct
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 NICENESS = 10
 PM_QOS = Path("/dev/cpu_dma_latency")
 """Linux's promise to those who measure: while somebody holds it open with a number of us in it, no idle core
-sleeps so deeply that waking up takes longer (Documentation/power/pm_qos_interface). Often for root only."""
+of the machine sleeps so deeply that waking up takes longer. Often for root only."""
+IDLE_DRIVER = Path("/sys/devices/system/cpu/cpuidle/current_driver")
+"""Who puts idle cores to sleep; where there is none, nobody keeps the promise."""
+
+
+def elsewhere(url: str) -> bool:
+    """Whether ``url`` names another machine than this one, as far as its address tells."""
+    try:
+        found = socket.getaddrinfo(urlsplit(url).hostname, None, type=socket.SOCK_DGRAM)
+    except OSError:
+        return False
+    return not any(_is_ours(family, address) for family, _, _, _, address in found)
+
+
+def _is_ours(family: int, address: tuple[Any, ...]) -> bool:
+    """Only a machine's own addresses can be bound there."""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((address[0], 0, *address[2:]))
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager
 def kept_awake(wanted: bool = True) -> Iterator[bool]:
-    """Idle cores do not sleep meanwhile; whether they really do not. Waking up takes some 50 us, in a
-    virtual machine whose host lent the core away meanwhile some ms, and a send is late by that."""
+    """Keeps idle cores from sleeping, and says whether it can. Waking up takes some 50 us, in a virtual
+    machine whose host lent the core away meanwhile some ms, and a send is late by that."""
     held = _hold() if wanted else None
     try:
         yield held is not None
@@ -38,6 +63,8 @@ def can_be_kept_awake() -> bool:
 
 def _hold() -> int | None:
     with suppress(OSError):
+        if IDLE_DRIVER.read_text().strip() == "none":
+            return None
         held = os.open(PM_QOS, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(held, struct.pack("@i", 0))
@@ -48,10 +75,36 @@ def _hold() -> int | None:
     return None
 
 
-def stand_back(own_cores: bool) -> None:
-    """This process makes way for the load process beside it, whatever priority that was started with: at
-    once on ``own_cores``, where there is time enough left over; else soon, lest others leave it none."""
-    if sys.platform == "linux":
-        policy = os.SCHED_IDLE if own_cores else os.SCHED_BATCH
-        os.sched_setscheduler(0, policy, os.sched_param(0))
-    os.nice(NICENESS)
+class Rank:
+    """The place of this process behind the load process beside it, whatever priority that was started with:
+    nice and SCHED_BATCH, so that it has a tenth of a core that all want; or, while it is `last`, SCHED_IDLE,
+    so that it runs when nobody else wants to and a load process that wakes up has the core at once."""
+
+    def __init__(self, may_be_last: bool) -> None:
+        """``may_be_last``: where nothing else is to run; it also takes the right to come back from there."""
+        self.last = False
+        os.nice(NICENESS)
+        if sys.platform == "linux":
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        self._may = may_be_last and sys.platform == "linux" and _could_come_back()
+
+    def be(self, last: bool) -> None:
+        if self._may and last != self.last and sys.platform == "linux":
+            os.sched_setscheduler(0, os.SCHED_IDLE if last else os.SCHED_BATCH, os.sched_param(0))
+            self.last = last
+
+
+def _could_come_back() -> bool:
+    """Whether SCHED_IDLE can be left again; tried by a thread, which may have to stay there."""
+    back: list[bool] = []
+
+    def go() -> None:
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+            back.append(True)
+
+    thread = threading.Thread(target=go)
+    thread.start()
+    thread.join()
+    return bool(back)

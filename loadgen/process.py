@@ -71,6 +71,7 @@ class _LoadProcess:
 
     def __init__(self, job: LoadJob, link: socket.socket, emit: Emit) -> None:
         self._job = job
+        self._own_cores = job.on_own_cores()
         self._link = link
         self._emit = emit
         self._interrupted = False
@@ -130,7 +131,7 @@ class _LoadProcess:
         try:
             if self._lost is not None:
                 raise self._lost
-            with kept_awake(self._job.own_cores) as awake:
+            with kept_awake(self._own_cores) as awake:
                 await driver.run(client.alarm)
             self._said = await desk.finish()
         finally:

@@ -18,7 +18,8 @@ import select
 import selectors
 import socket
 import sys
-from typing import Protocol
+from collections.abc import Callable
+from typing import ParamSpec, Protocol
 
 from loadgen.alarm import NEVER, TimerfdAlarm
 from loadgen.clock import Clock
@@ -32,8 +33,13 @@ BATCH = 64
 READ, WRITE = 1, 4
 """Bits of interest; those of EPOLLIN and EPOLLOUT."""
 
+_GIVES_WAY_NS = 5_000_000
+"""How long a batch gives way: a driver that is always behind must not keep the event loop from all others."""
 _WAKES = 16
 _EMPTY_TICKS = 8
+
+
+P = ParamSpec("P")
 
 
 class Ready(Protocol):
@@ -131,7 +137,11 @@ class EpollWatch:
                     ready.readable()
 
     def _wake(self) -> None:
-        self._read()
+        try:
+            self._read()
+        finally:
+            if self._harvest.left and not self._calm.closed:  # it failed, and their edges are used up
+                self._loop.call_soon(self._wake)
         self._wakes += 1
         if self._alarm is not None and self._wakes == _WAKES:
             now = self._clock()
@@ -162,30 +172,30 @@ class EpollWatch:
             self._loop.add_reader(self._calm.fileno(), self._wake)
 
     def _read(self) -> int:
-        """A batch; what is due meanwhile goes first."""
-        count = 0
+        """A batch; what is due meanwhile goes first, but not before all that was read is told: a connection
+        on which something came must not be taken for an idle one."""
+        count, until = 0, self._clock() + _GIVES_WAY_NS
         while count < BATCH and not self._calm.closed:
-            read, news = self._harvest.read(BATCH - count, NEVER if self._first is None else self._first.due)
+            read, news = self._harvest.read(BATCH - count, self._due(until))
             count += read
             with self._batch:
                 for fd, what in news:
                     if (ready := self._ready.get(fd)) is not None:
-                        self._tell(ready, what)
-                    self._let_through()
+                        self._guarded(ready.told, what)
+            if self._first is not None and self._due(until) <= self._clock():
+                self._guarded(self._first.ring)
             if not self._harvest.left:
                 break
-            if not news:
-                self._let_through()
         return count
 
-    def _let_through(self) -> None:
-        if self._first is not None and self._first.due <= self._clock():
-            self._first.ring()
+    def _due(self, until: int) -> int:
+        """When to give way, in a batch that does so until then."""
+        return NEVER if self._first is None or self._clock() >= until else self._first.due
 
-    def _tell(self, ready: Ready, read: Read) -> None:
+    def _guarded(self, do: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """That one owner fails is no reason to keep from the others what was read for them."""
         try:
-            ready.told(read)
+            do(*args, **kwargs)
         except Exception as error:
             what = {"message": f"{type(error).__name__} in an owner of a socket", "exception": error}
             self._loop.call_exception_handler(what)
@@ -222,7 +232,7 @@ class SelectorWatch:
         self._batch.close(own)
 
     def give_way(self, alarm: TimerfdAlarm) -> None:
-        """It reads little in a row."""
+        """It does not: what is ready is read in one go."""
 
     def close(self) -> None:
         if self._file >= 0:

@@ -24,6 +24,7 @@ from loadgen.frames import Frame, Splitter, framed, pack_closed, pack_unsent, un
 from loadgen.job import LoadJob, TargetJob
 from loadgen.log import log_of
 from loadgen.outcomes import Cut
+from loadgen.owncores import Rank
 from loadgen.plan import Part, Phases, Plan, Shot
 from loadgen.plan_io import write_plan
 from loadgen.raw import Closed, Raw, Unsent
@@ -59,6 +60,16 @@ def job(folder: Path, *shots: Shot, **changes: Any) -> LoadJob:
     return LoadJob(plan=str(folder / "plan.parquet"), target=target, **{**files, **changes})
 
 
+class FakeRank(Rank):
+    """Leaves the process where it is."""
+
+    def __init__(self) -> None:
+        self.last = False
+
+    def be(self, last: bool) -> None:
+        self.last = last
+
+
 class LoadProcess:
     """The other end of a clerk's socket: says and hears whole frames. The clerk's clock stands at ``now``."""
 
@@ -66,7 +77,8 @@ class LoadProcess:
         self.now = T0 - 10 * S
         self.socket, link = socket.socketpair()
         self.socket.setblocking(False)
-        self.clerk = Clerk(to, link, lambda: self.now)
+        self.rank = FakeRank()
+        self.clerk = Clerk(to, link, lambda: self.now, self.rank)
         self.link = link
         self._splitter = Splitter()
 
@@ -128,6 +140,31 @@ def test_bodies_are_made_ahead_of_their_time_in_order(tmp_path: Path) -> None:
         assert process.says() == []
         process.now += 1
         assert [frame[:3] for frame in process.says()] == [("body", 2, 1)]
+
+
+def test_it_is_last_while_nothing_is_urgent(tmp_path: Path) -> None:
+    """Not before the load begins, nor with a body that is late for us, nor when the load is over."""
+    with load_process(job(tmp_path, shot(0, 1.0), shot(1, 20.0))) as process:
+        process.says()
+        assert not process.rank.last
+        process.says(("t0", T0), clock(T0))
+        process.says()
+        assert process.rank.last
+        process.now = T0 + 18 * S  # nobody let it run for long
+        process.says()
+        assert not process.rank.last
+        process.says()
+        assert process.rank.last
+        process.says(("end",))
+        assert not process.rank.last
+
+
+def test_it_is_never_last_where_a_body_waits_for_an_answer(tmp_path: Path) -> None:
+    """Which must be understood at once."""
+    with load_process(job(tmp_path, shot(0, 1.0), later(1, 0))) as process:
+        process.says(("t0", T0), clock(T0))
+        process.says()
+        assert not process.rank.last
 
 
 def test_later_turns_get_their_bodies_before_the_word(tmp_path: Path) -> None:

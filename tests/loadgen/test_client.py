@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import uvloop
 
-from loadgen.alarm import live_alarm
 from loadgen.client import Address, Client
 from loadgen.clock import monotonic
 from loadgen.desk import InlineDesk
@@ -111,7 +110,7 @@ async def fire(url: str, *shots: Shot, timeouts: Timeouts = SHORT, warm: int = 0
     )
     t0 = monotonic() + 20_000_000
     driver = Driver(plan.shots, plan.phases, desk, dialect, client, monotonic, t0, Rules(timeouts))
-    await driver.run(live_alarm)
+    await driver.run(client.alarm)
     await client.close()
     return sorted(records, key=lambda r: r.id)
 

@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import struct
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from loadgen.alarm import NEVER, TimerfdAlarm
 from loadgen.client import WARM_BATCH, Address, Client
 from loadgen.clock import monotonic
 from loadgen.route import Route
@@ -697,5 +699,75 @@ def test_a_route_that_was_never_found_is_looked_for_again(monkeypatch: pytest.Mo
         monkeypatch.setattr(Route, "resolve", resolve)
         await answered(target, named)
         await named.close()
+
+    run(body)
+
+
+# --- what is due goes first
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads give way to the kernel's timer")
+def test_what_is_due_is_sent_between_two_reads() -> None:
+    """Answers have come for all that is in the air when the alarm is to ring: it rings after the first few
+    are told, and the rest follows."""
+    told: list[int] = []
+
+    async def body(target: Target, client: Client) -> None:
+        flying = [send(client) for _ in range(20)]
+        ends = [await target.accept() for _ in flying]
+        for end in ends:
+            await target.request(end)
+        alarm = client.alarm(monotonic, lambda: told.append(sum(one.over.is_set() for one in flying)))
+        assert isinstance(alarm, TimerfdAlarm)
+        for end in ends:
+            end.send(OK)
+        alarm.due = monotonic()  # the event loop does not know of it
+        for one in flying:
+            assert await one.end() == ("complete", "")
+        alarm.close()
+
+    run(body)
+    assert told == [1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads give way to the kernel's timer")
+def test_a_request_never_gets_an_answer_that_was_read_before_it_was_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Servers say 408 on idle connections before they close them. The alarm is to ring when that was read
+    from all of them, and told of none."""
+
+    async def body(target: Target, client: Client) -> None:
+        await client.warm(8)
+        idle = [await target.accept() for _ in range(8)]
+        heard: list[Heard] = []
+        alarm = client.alarm(monotonic, lambda: heard.append(send(client)))
+        assert isinstance(alarm, TimerfdAlarm)
+        assert client._sockets is not None
+        harvest = client._sockets.watch._harvest  # type: ignore[attr-defined]
+
+        class Late:
+            """A harvest that takes long."""
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(harvest, name)
+
+            def read(self, limit: int, until: int) -> Any:
+                read = harvest.read(limit, NEVER)
+                if read[0] and not heard:
+                    alarm.due = monotonic()
+                return read
+
+        monkeypatch.setattr(client._sockets.watch, "_harvest", Late())
+        for end in idle:
+            end.send(b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        end = await target.accept()
+        await target.request(end)
+        end.send(OK)
+        (one,) = heard
+        assert await one.end() == ("complete", "")
+        assert (one.new, one.status) == (True, 200)
+        assert one.start <= one.stamps["connected"] <= one.stamps["headers"]
+        alarm.close()
 
     run(body)
