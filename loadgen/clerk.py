@@ -66,7 +66,7 @@ class Clerk:
         self._next: tuple[int, int] | None = None
         self._second = clock()
         self._open = True
-        self._begun = self._asked_to_end = self._flooded = False
+        self._begun = self._asked_to_end = False
 
     def run(self) -> None:
         self._say(("ready",))
@@ -94,9 +94,9 @@ class Clerk:
 
     @property
     def _ahead(self) -> bool:
-        """Nothing is urgent: bodies are made in good time, and little waits in the socket."""
+        """Nothing is urgent: the load goes on, and its bodies are made in good time."""
         late = self._next is not None and self._next[0] < self._clock() + _HURRY_NS
-        return self._begun and self._open and not (late or self._flooded or self._asked_to_end)
+        return self._begun and self._open and not (late or self._asked_to_end)
 
     def finish(self) -> None:
         """Close what is written, and say the last words."""
@@ -140,8 +140,7 @@ class Clerk:
                 return
             for body in self._splitter.feed(data):
                 self._take(body)
-            self._flooded = len(data) == _MOST
-            readable = [self._link] if self._flooded else []
+            readable = [self._link] if len(data) == _MOST else []
 
     def _take(self, body: bytes) -> None:
         """Answers and what is not sent wait in line; the rest is heeded at once."""

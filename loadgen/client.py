@@ -81,7 +81,6 @@ class Client:
         self._clock = clock
         self._tls = (tls or default_context()) if address.tls else None
         self._sockets: Sockets | None = None
-        self._alarm: TimerfdAlarm | None = None
         self._route = Route.literal(address.host, address.port)
         self._resolving: asyncio.Task[None] | None = None
         self._undialled: list[Connection] = []
@@ -107,9 +106,7 @@ class Client:
         """The most exact one of this machine, for the monotonic clock. Reads give way to it."""
         made = live_alarm(clock, ring)
         if isinstance(made, TimerfdAlarm):
-            self._alarm = made
-            if self._sockets is not None:
-                self._sockets.watch.give_way(made)
+            self._shared().watch.give_way(made)
         return made
 
     async def warm(self, connections: int) -> None:
@@ -144,13 +141,9 @@ class Client:
     # --- from the connections
 
     def dial(self, connection: Connection, route: Route) -> Channel:
-        if self._sockets is None:
-            self._sockets = Sockets(self._clock, self.kernel_stamps)
-            if self._alarm is not None:
-                self._sockets.watch.give_way(self._alarm)
         if self._tls is not None:
-            return TlsSocket(self._sockets, route, connection, self._tls, self._address.host)
-        return Socket(self._sockets, route, connection)
+            return TlsSocket(self._shared(), route, connection, self._tls, self._address.host)
+        return Socket(self._shared(), route, connection)
 
     def released(self, connection: Connection) -> None:
         """It is free again: the longest waiting request gets it."""
@@ -168,6 +161,12 @@ class Client:
             self._open_for(waiter)
 
     # --- inside
+
+    def _shared(self) -> Sockets:
+        """Made when the event loop runs, and with it the watch over them."""
+        if self._sockets is None:
+            self._sockets = Sockets(self._clock, self.kernel_stamps)
+        return self._sockets
 
     @property
     def _full(self) -> bool:

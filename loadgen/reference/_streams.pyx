@@ -9,6 +9,7 @@ from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int64_t, uint32_t
 from libc.stdlib cimport free, malloc
 
+import heapq
 import socket
 
 cimport cython
@@ -65,6 +66,10 @@ cdef class Stream:
     def __dealloc__(self):
         free(self._stamps)
 
+    def __lt__(self, Stream other):
+        """For the heap: the sooner one, and of two at the same time the one that came first."""
+        return self._due < other._due or (self._due == other._due and self.number < other.number)
+
     @property
     def stamps(self):
         return [self._stamps[k] for k in range(self._count)]
@@ -117,40 +122,6 @@ cdef class Stream:
             return -1
 
 
-cdef inline bint _sooner(Stream one, Stream other) noexcept:
-    return one._due < other._due or (one._due == other._due and one.number < other.number)
-
-
-cdef int _push(list heap, Stream stream) except -1:
-    """As heapq does it, by the streams' own times."""
-    cdef Py_ssize_t at = len(heap), above
-    heap.append(stream)
-    while at > 0:
-        above = (at - 1) >> 1
-        if not _sooner(stream, heap[above]):
-            break
-        heap[at], at = heap[above], above
-    heap[at] = stream
-    return 0
-
-
-cdef int _pop(list heap) except -1:
-    """Takes the first one off."""
-    cdef Stream last = heap.pop()
-    cdef Py_ssize_t at = 0, below = 1, size = len(heap)
-    if size == 0:
-        return 0
-    while below < size:
-        if below + 1 < size and _sooner(heap[below + 1], heap[below]):
-            below += 1
-        if not _sooner(heap[below], last):
-            break
-        heap[at], at = heap[below], below
-        below = 2 * at + 1
-    heap[at] = last
-    return 0
-
-
 cdef class Timeline:
     cdef readonly int64_t writes
     cdef object _clock, _finished, _blocked
@@ -183,7 +154,7 @@ cdef class Timeline:
 
     def add(self, Stream stream not None):
         stream._due = stream.base + <int64_t>stream.offsets[stream.index]
-        _push(self._heap, stream)
+        heapq.heappush(self._heap, stream)
 
     def run_due(self, int most):
         cdef Stream stream
@@ -203,7 +174,7 @@ cdef class Timeline:
             if stream is self._first:
                 self._dequeue()
             else:
-                _pop(self._heap)
+                heapq.heappop(self._heap)
             if sent == len(data) and stream.index < stream.last:
                 stream._stamps[stream._count] = t
                 stream._count += 1
@@ -228,7 +199,7 @@ cdef class Timeline:
         cdef int64_t after = stream.base + <int64_t>stream.offsets[stream.index]
         stream._due = after
         if after - due != self._gap or (self._last is not None and after < self._last._due):
-            _push(self._heap, stream)
+            heapq.heappush(self._heap, stream)
             return 0
         if self._last is None:
             self._first = stream
