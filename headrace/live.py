@@ -24,11 +24,11 @@ from headrace.controls import HttpControls
 from headrace.errors import TargetFailed, UsageFailed
 from headrace.live_load import LiveLoad
 from headrace.manifest import engine_facts
-from headrace.prepare import is_local
 from headrace.processes import Child
 from headrace.site import LoadOrder, NoControls, OnTick
 from loadgen.clock import Clock, monotonic
 from loadgen.job import TargetJob
+from loadgen.owncores import elsewhere
 from scenarios.parts import engine_config, target_job
 from scenarios.schema import EngineTarget, Scenario, UrlTarget
 
@@ -117,7 +117,7 @@ async def _until_ready(engine: Child, log: Path) -> dict[str, Any]:
 
 def _url_site(target: UrlTarget) -> LiveSite:
     controls = NoControls(f"{target.url} is a foreign target and has no admin door")
-    return LiveSite(target_job(target), controls, False, {"co_located": is_local(target.url)})
+    return LiveSite(target_job(target), controls, False, {"co_located": not elsewhere(target.url)})
 
 
 def limit_of(target: UrlTarget) -> int | None:

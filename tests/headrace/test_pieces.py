@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -17,12 +18,13 @@ from faults.fault import FaultWindow
 from headrace import origin, prepare
 from headrace.console import Silent, Tick
 from headrace.errors import BenchError, Interrupted, TargetFailed, UsageFailed
-from headrace.live import models_of, target_override
+from headrace.live import _url_site, models_of, target_override
 from headrace.live_load import LiveLoad
 from headrace.processes import Child
 from headrace.site import LoadOrder, NoControls
 from headrace.watching import Watcher
 from loadgen.accounts import record_of
+from loadgen.job import LoadJob
 from loadgen.plan import Phases
 from loadgen.progress import Counts, Tallies
 from results.record import Outcome
@@ -237,3 +239,11 @@ def test_phases_bound_the_watch() -> None:
     phases = Phases(window=10.0, warmup=2.0, drain=30.0)
     Watcher(view, phases).on_tick({"t": -1, "phase": "warmup", "in_flight": 0, "classes": {}})
     assert (view.ticks[0].total, view.ticks[0].elapsed, view.ticks[0].ttft_ms) == (12.0, 0.0, None)
+
+
+def test_a_target_shares_this_machine_by_whatever_name() -> None:
+    """Its report says so, and its load process leaves the cores as they are."""
+    for host, shared in (("127.0.0.1", True), (socket.gethostname(), True), ("192.0.2.1", False)):
+        site = _url_site(UrlTarget(url=f"http://{host}:8000", model="m"))
+        assert site.facts == {"co_located": shared}, host
+        assert LoadJob("plan", "records", site.target).on_own_cores() is not shared
