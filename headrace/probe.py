@@ -31,7 +31,9 @@ _READY_S = 60.0
 _RECORD_S = 1e-3
 """A record of 50 tokens takes a quarter of this, and at the client's limit most are made after the load."""
 _SPARE_FDS = 64
-_MOST_WARM = 1000
+_ROOM = 1.3
+"""Connections for each stream that the script has at a time: one opened in the window costs as much as forty
+events."""
 
 
 class ProbeFailed(Exception):
@@ -40,14 +42,14 @@ class ProbeFailed(Exception):
 
 def prevented(order: Order, machine: Machine) -> Step | None:
     """The step as it would fail for want of descriptors or ports; None if it may be tried."""
-    each = order.in_flight / order.processes * 1.3 + _SPARE_FDS
+    each = order.in_flight / order.processes * _ROOM + _SPARE_FDS
     if each > machine.fds[1]:
         why = f"{each:,.0f} file descriptors are needed by a process, and at most {machine.fds[1]:,} allowed"
         return _not_run(order, "fds", why)
-    if machine.ports is not None and order.in_flight * 1.3 > machine.ports[1] - machine.ports[0] + 1:
+    if machine.ports is not None and order.in_flight * _ROOM > machine.ports[1] - machine.ports[0] + 1:
         count = machine.ports[1] - machine.ports[0] + 1
         return _not_run(
-            order, "ports", f"{order.in_flight * 1.3:,.0f} local ports are needed, there are {count:,}"
+            order, "ports", f"{order.in_flight * _ROOM:,.0f} local ports are needed, there are {count:,}"
         )
     return None
 
@@ -132,7 +134,7 @@ async def _start(order: Order, slice: int, url: str, tag: str, folder: Path) -> 
         target=TargetJob(url, "openai_chat", {"model": order.script.model}),
         slice=slice,
         tag=tag,
-        warm_connections=min(_MOST_WARM, round(order.in_flight / order.processes) + 16),
+        warm_connections=round(order.in_flight / order.processes * _ROOM) + 16,
         block=order.block,
         own_cores=bool(order.cpus),
     )

@@ -66,6 +66,11 @@ class Agenda:
             self._running = False
         self._arm()
 
+    def planned(self, skip: int = 0) -> int | None:
+        """When the first turn is due that comes after the next ``skip``; None if the plan has no more."""
+        at = self._next + skip
+        return None if at >= len(self._first) else self._t0 + (self._first[at].due_ns or 0)
+
     def clear(self) -> None:
         """Nothing is to be done any more."""
         self._heap.clear()
@@ -80,7 +85,7 @@ class Agenda:
 
     def _do_next(self, now: int) -> bool:
         """False if nothing is due."""
-        planned, heap = self._planned, self._heap
+        planned, heap = self.planned(), self._heap
         if heap and (planned is None or heap[0][0] < planned):
             if heap[0][0] > now:
                 return False
@@ -95,19 +100,12 @@ class Agenda:
         self._fire(shot, planned, now)
         return True
 
-    @property
-    def _planned(self) -> int | None:
-        """When the plan's next first turn is due."""
-        if self._next >= len(self._first):
-            return None
-        return self._t0 + (self._first[self._next].due_ns or 0)
-
     def _arm(self) -> None:
         if self._running or self._alarm is None:
             return
         while self._heap and self._heap[0][2] is None:
             heapq.heappop(self._heap)
-        planned = self._planned
+        planned = self.planned()
         due = self._heap[0][0] if self._heap else planned
         if due is not None and planned is not None:
             due = min(due, planned)

@@ -14,10 +14,8 @@ import signal
 import socket
 import sys
 import traceback
-from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,8 @@ from loadgen.clock import Clock, monotonic
 from loadgen.frames import Frame, Splitter, framed, unpack_closed, unpacked
 from loadgen.health import freeze_heap
 from loadgen.job import LoadJob
-from loadgen.owncores import Rank
+from loadgen.outbox import TOGETHER, Outbox
+from loadgen.owncores import come_back, step_back
 from loadgen.paperwork import Paperwork
 from loadgen.plan_io import read_shots
 from loadgen.raw import Closed
@@ -36,12 +35,12 @@ LOOK_AHEAD_NS = 4_000_000_000
 """How long before it is due a body is made; 2 s are promised."""
 _HURRY_NS = 3_000_000_000
 """A body that is not made so long before it is due is late for us."""
+SPELL_NS = 50_000_000
+"""With it, those that are due so soon after it are made: many in one go cost much less each."""
 SLICE_NS = 5_000_000
 """The longest that understanding goes on without a look at what is due or came in."""
 _SECOND = 1_000_000_000
 _MOST = 1 << 20
-_TOGETHER = 16
-"""Frames that are sent with one call."""
 _MOST_WAITING = 1000
 """Frames that may wait for the socket before bodies are made that are not due yet."""
 
@@ -49,27 +48,26 @@ _MOST_WAITING = 1000
 class Clerk:
     """The loop of the process; what it knows is in its `Paperwork`."""
 
-    def __init__(
-        self, job: LoadJob, link: socket.socket, clock: Clock = monotonic, rank: Rank | None = None
-    ) -> None:
+    def __init__(self, job: LoadJob, link: socket.socket, clock: Clock = monotonic) -> None:
         shots, phases, _ = read_shots(Path(job.plan), job.slice, prompts=True)
-        self._rank = rank if all(shot.due_ns is not None for shot in shots) else None
-        """None: it is not ours to change, or bodies wait for answers, which must be understood at once."""
         self._work = Paperwork(job, shots, phases, self._say)
         self._link, self._clock = link, clock
         link.setblocking(False)
         self._splitter = Splitter()
         self._backlog = Backlog(Path(job.records).parent)
         self._held: Closed | None = None
-        self._out: deque[bytes] = deque()
+        self._out = Outbox(link)
         self._due: Iterator[tuple[int, int]] = iter(())
         self._next: tuple[int, int] | None = None
         self._second = clock()
         self._open = True
-        self._begun = self._asked_to_end = False
+        self._asked_to_end = False
 
     def run(self) -> None:
         self._say(("ready",))
+        while self._open and not self.over:
+            self.step(self._patience())
+        come_back()  # whoever made us the last one may be gone
         while not self.over:
             self.step(self._patience())
         self.finish()
@@ -83,20 +81,12 @@ class Clerk:
         """A slice of everything; waits for the socket up to ``patience`` s."""
         if self._open:
             self._hear(patience)
-        if self._rank is not None:
-            self._rank.be(last=self._ahead)
         if self._feed():
             self._understand(self._clock() + SLICE_NS)
         if self._clock() >= self._second:
             self._second = self._clock() + _SECOND
             self._work.flush()
             self._say(("heard", self._work.heard()))
-
-    @property
-    def _ahead(self) -> bool:
-        """Nothing is urgent: the load goes on, and its bodies are made in good time."""
-        late = self._next is not None and self._next[0] < self._clock() + _HURRY_NS
-        return self._begun and self._open and not (late or self._asked_to_end)
 
     def finish(self) -> None:
         """Close what is written, and say the last words."""
@@ -155,31 +145,21 @@ class Clerk:
             case ("clock", mono, offset, half):
                 self._work.clock(ClockSample(mono, offset, half))
             case ("t0", t0):
-                self._begun, self._due = True, self._work.begin(t0)
+                self._due = self._work.begin(t0)
                 self._next = next(self._due, None)
             case ("end",):
                 self._asked_to_end, self._next = True, None
 
     def _say(self, frame: Frame) -> None:
-        """A few go together, so that the load process is woken once for them; see `_flush`."""
-        self._out.append(framed(frame))
-        if len(self._out) >= _TOGETHER:
+        self._out.put(frame)
+        if len(self._out) >= TOGETHER:
             self._flush()
 
     def _flush(self) -> None:
-        while self._out:
-            try:
-                sent = self._link.sendmsg(tuple(islice(self._out, _TOGETHER)))
-            except BlockingIOError:
-                return
-            except OSError:
-                self._out.clear()  # nobody is there any more; reading will say so
-                return
-            while sent and sent >= len(self._out[0]):
-                sent -= len(self._out.popleft())
-            if sent:
-                self._out[0] = self._out[0][sent:]
-                return
+        try:
+            self._out.flush()
+        except OSError:
+            self._out.clear()  # nobody is there any more; reading will say so
 
     def _flush_all(self) -> None:
         self._link.setblocking(True)
@@ -193,6 +173,8 @@ class Clerk:
         as some are, nothing is understood: records may be late, bodies may not."""
         now = self._clock()
         soon, until = now + LOOK_AHEAD_NS, now + SLICE_NS
+        if self._next is not None and self._next[0] <= soon:
+            soon += SPELL_NS
         done = True
         while self._next is not None and self._next[0] <= soon and len(self._out) < _MOST_WAITING:
             if self._clock() > until:
@@ -200,7 +182,8 @@ class Clerk:
                 break
             self._work.body(self._next[1], 1)
             self._next = next(self._due, None)
-            _make_way()
+            if self._next is not None and self._next[0] > now + _HURRY_NS:
+                _make_way()
         self._flush()
         return done
 
@@ -229,7 +212,8 @@ def main(job_file: str, descriptor: str) -> int:
     clerk: Clerk | None = None
     try:
         job = LoadJob.of(said)
-        clerk = Clerk(job, link, rank=Rank(may_be_last=job.on_own_cores()))
+        step_back()
+        clerk = Clerk(job, link)
         freeze_heap()  # a collection would go through the whole plan while sends wait for this core
         clerk.run()
     except Exception as error:

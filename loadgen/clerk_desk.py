@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from loadgen.desk import Tell, Use
-from loadgen.frames import Frame, Splitter, framed, pack_closed, pack_unsent, unpacked
+from loadgen.frames import Frame, Splitter, pack_closed, pack_unsent, unpacked
+from loadgen.outbox import TOGETHER, Outbox
 from loadgen.progress import Heard
 from loadgen.raw import Closed, Unsent
 from loadgen.stamps import ClockSample, sample_clock
 from loadgen.transport import HttpRequest
 from loadgen.turns import Told
+from results.record import Outcome
 
 CLOCK_EVERY_S = 0.1
 """How often the offset between the kernel's clock and ours is taken (MEASUREMENT C3)."""
+HOLD_S = 0.01
+"""How long what nobody waits for may wait for more of its kind."""
 _MOST = 1 << 20
 
 
@@ -26,8 +29,7 @@ class ClerkLost(OSError):
 
 
 class ClerkDesk:
-    """A `loadgen.desk.Desk` over a socket, on the running event loop. Never blocks: what the socket does
-    not take waits in memory."""
+    """A `loadgen.desk.Desk` over a socket, on the running event loop. Never blocks."""
 
     def __init__(self, link: socket.socket, fail: Callable[[BaseException], None]) -> None:
         link.setblocking(False)
@@ -37,7 +39,9 @@ class ClerkDesk:
         self._loop = asyncio.get_running_loop()
         self._splitter = Splitter()
         self._buffer = memoryview(bytearray(_MOST))
-        self._out: deque[memoryview] = deque()
+        self._out = Outbox(link)
+        self._held: asyncio.TimerHandle | None = None
+        self._full = False
         self._bodies: dict[tuple[int, int], tuple[HttpRequest, bool]] = {}
         self._wanted: dict[tuple[int, int], Use] = {}
         self._unwanted: set[tuple[int, int]] = set()
@@ -45,6 +49,16 @@ class ClerkDesk:
         self._done: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self._clock: asyncio.TimerHandle | None = None
         self._loop.add_reader(link.fileno(), self._hear)
+
+    @property
+    def stock(self) -> int:
+        """Bodies that are ready."""
+        return len(self._bodies)
+
+    @property
+    def unsaid(self) -> int:
+        """Frames that wait for the clerk to read."""
+        return len(self._out)
 
     # --- Desk
 
@@ -60,14 +74,14 @@ class ClerkDesk:
         else:
             self._wanted[shot, attempt] = use
 
-    def closed(self, closed: Closed) -> None:
-        self._say(pack_closed(closed))
+    def closed(self, closed: Closed, awaited: bool) -> None:
+        self._say(pack_closed(closed), at_once=awaited or not closed.last)
 
     def unsent(self, unsent: Unsent) -> None:
         key = unsent.shot, unsent.attempt
         if self._bodies.pop(key, None) is None and unsent.due is not None:
             self._unwanted.add(key)  # it was due, so its body is on its way
-        self._say(pack_unsent(unsent))
+        self._say(pack_unsent(unsent), at_once=unsent.outcome is Outcome.DROPPED)  # others may follow it
 
     # --- the end
 
@@ -81,8 +95,9 @@ class ClerkDesk:
 
     def close(self) -> None:
         """Idempotent."""
-        if self._clock is not None:
-            self._clock.cancel()
+        for timer in (self._clock, self._held):
+            if timer is not None:
+                timer.cancel()
         if self._link.fileno() >= 0:
             self._loop.remove_reader(self._link.fileno())
             self._loop.remove_writer(self._link.fileno())
@@ -102,36 +117,30 @@ class ClerkDesk:
     def _say_clock(self, sample: ClockSample) -> None:
         self._say(("clock", sample.mono, sample.offset, sample.half))
 
-    def _say(self, frame: Frame) -> None:
-        data = framed(frame)
-        if not self._out:
-            try:
-                sent = self._link.send(data)
-            except BlockingIOError:
-                sent = 0
-            except OSError as error:
-                self._lost(f"the clerk process is gone: {error}")
-                return
-            if sent == len(data):
-                return
-            self._loop.add_writer(self._link.fileno(), self._drain)
-            self._out.append(memoryview(data)[sent:])
-        else:
-            self._out.append(memoryview(data))
-
-    def _drain(self) -> None:
-        try:
-            while self._out:
-                sent = self._link.send(self._out[0])
-                if sent < len(self._out[0]):
-                    self._out[0] = self._out[0][sent:]
-                    return
-                self._out.popleft()
-        except BlockingIOError:
+    def _say(self, frame: Frame, at_once: bool = True) -> None:
+        self._out.put(frame)
+        if self._full:
             return
+        if at_once or len(self._out) >= TOGETHER:
+            self._flush()
+        elif self._held is None:
+            self._held = self._loop.call_later(HOLD_S, self._flush)
+
+    def _flush(self) -> None:
+        if self._held is not None:
+            self._held.cancel()
+            self._held = None
+        try:
+            self._out.flush()
         except OSError as error:
             self._lost(f"the clerk process is gone: {error}")
-        self._loop.remove_writer(self._link.fileno())
+            return
+        full = len(self._out) > 0
+        if full and not self._full:
+            self._loop.add_writer(self._link.fileno(), self._flush)
+        elif self._full and not full:
+            self._loop.remove_writer(self._link.fileno())
+        self._full = full
 
     def _hear(self) -> None:
         try:

@@ -32,8 +32,8 @@ class Desk(Protocol):
     def body(self, shot: int, attempt: int, use: Use) -> None:
         """``use`` the request: now if it is ready, else as soon as it is."""
 
-    def closed(self, closed: Closed) -> None:
-        """An attempt is over; its raw exchange is the desk's from now on."""
+    def closed(self, closed: Closed, awaited: bool) -> None:
+        """An attempt is over; its raw exchange is the desk's from now on. ``awaited``: others follow it."""
 
     def unsent(self, unsent: Unsent) -> None: ...
 
@@ -64,10 +64,9 @@ class InlineDesk:
         self._rendered[shot] = rendered = self._books.scribe.render(shot, attempt)
         use(rendered.request, rendered.streamed)
 
-    def closed(self, closed: Closed) -> None:
+    def closed(self, closed: Closed, awaited: bool) -> None:
         exchange = self._books.read(closed)
-        awaited = self._books.awaited(closed.shot, closed.last)
-        told = self._books.ended(closed, exchange)[0] if awaited else None
+        told = self._books.ended(closed, exchange)[0] if awaited and closed.last else None
         self._books.file(closed, exchange)
         if told is not None and self._tell is not None:
             self._tell(closed.shot, told)

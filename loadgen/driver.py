@@ -122,6 +122,10 @@ class Driver:
         if not self._done.done():
             self._done.set_exception(error)
 
+    def planned(self, skip: int) -> int | None:
+        """`Agenda.planned`."""
+        return self._agenda.planned(skip)
+
     # --- sending
 
     def _due(self, shot: Shot, due: int, now: int) -> None:
@@ -226,7 +230,7 @@ class Driver:
         closed = flight.hand_over(t, cut, last=again is None)
         if again is None:
             self._settle(shot)
-        self._desk.closed(closed)
+        self._desk.closed(closed, self._turns.follow(shot.id))
         if again is None:
             self._leave(shot)
         self._finish_if_done()

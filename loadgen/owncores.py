@@ -75,23 +75,39 @@ def _hold() -> int | None:
     return None
 
 
-class Rank:
-    """The place of this process behind the load process beside it, whatever priority that was started with:
-    nice and SCHED_BATCH, so that it has a tenth of a core that all want; or, while it is `last`, SCHED_IDLE,
-    so that it runs when nobody else wants to and a load process that wakes up has the core at once."""
+def step_back() -> None:
+    """From now on this process has a tenth of a core that others want, whatever priority it was started with;
+    for a clerk, beside its load process."""
+    os.nice(NICENESS)
+    come_back()
 
-    def __init__(self, may_be_last: bool) -> None:
-        """``may_be_last``: where nothing else is to run; it also takes the right to come back from there."""
+
+class Rank:
+    """The place of a process that has stepped back. While it is `last`, it runs when nobody else wants to, and
+    a load process that wakes up has the core at once. It may wait for ever then, so somebody else must watch
+    over what it is there for."""
+
+    def __init__(self, pid: int, may_be_last: bool) -> None:
+        """``may_be_last``: where nothing else is to run; it also takes the right to bring it back."""
         self.last = False
-        os.nice(NICENESS)
-        if sys.platform == "linux":
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        self._pid = pid
         self._may = may_be_last and sys.platform == "linux" and _could_come_back()
 
     def be(self, last: bool) -> None:
-        if self._may and last != self.last and sys.platform == "linux":
-            os.sched_setscheduler(0, os.SCHED_IDLE if last else os.SCHED_BATCH, os.sched_param(0))
+        if not self._may or last == self.last:
+            return
+        with suppress(ProcessLookupError):  # it has ended
+            if last and sys.platform == "linux":
+                os.sched_setscheduler(self._pid, os.SCHED_IDLE, os.sched_param(0))
+            else:
+                come_back(self._pid)
             self.last = last
+
+
+def come_back(pid: int = 0) -> None:
+    """From being the last one; 0 is this process itself."""
+    if sys.platform == "linux":
+        os.sched_setscheduler(pid, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _could_come_back() -> bool:
@@ -101,7 +117,7 @@ def _could_come_back() -> bool:
     def go() -> None:
         with suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+            come_back()
             back.append(True)
 
     thread = threading.Thread(target=go)

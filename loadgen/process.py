@@ -29,7 +29,7 @@ from loadgen.driver import Driver
 from loadgen.foresight import SPARE_DESCRIPTORS, raise_descriptor_limit
 from loadgen.health import HealthMeter, driver_signals, freeze_heap
 from loadgen.job import LoadJob
-from loadgen.owncores import kept_awake
+from loadgen.owncores import Rank, kept_awake
 from loadgen.plan_io import read_shots
 
 Emit = Callable[[dict[str, Any]], None]
@@ -37,14 +37,19 @@ Emit = Callable[[dict[str, Any]], None]
 OK, ERROR = 0, 3
 _PROGRESS_NS = 1_000_000_000
 _LINK_BYTES = 4 * 1024 * 1024
+_AMPLE_NS = 3_000_000_000
+"""Less time than this before a body is wanted that is not there, and it is urgent."""
+_MOST_UNSAID = 1000
+_PLACE_S = 0.1
 
 
 def load_process(job_file: str) -> int:
     """Run a job (LoadJob.as_dict in a JSON file) on an event loop of its own; returns the exit code."""
     try:
         job = LoadJob.of(json.loads(Path(job_file).read_text()))
-        with _clerk(job_file) as link:
-            return _run_on_fast_loop(_LoadProcess(job, link, _emit).run())
+        link, clerk = _clerk(job_file)
+        with link:
+            return _run_on_fast_loop(_LoadProcess(job, link, clerk, _emit).run())
     except (OSError, ValueError, TypeError) as error:
         _emit({"event": "error", "message": _words(error)})
         return ERROR
@@ -54,25 +59,25 @@ def _words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _clerk(job_file: str) -> socket.socket:
-    """Start the clerk; our end of the socket to it. It ends by itself when that is closed."""
+def _clerk(job_file: str) -> tuple[socket.socket, int]:
+    """Start the clerk; our end of the socket to it, and its process. It ends when the socket is closed."""
     ours, theirs = socket.socketpair()
     with theirs:
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LINK_BYTES)
         command = [sys.executable, "-m", "loadgen.clerk", job_file, str(theirs.fileno())]
         # It keeps our stdout open: who reads that sees its end only when the records are complete.
-        subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-    return ours
+        clerk = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+    return ours, clerk.pid
 
 
 class _LoadProcess:
     """One run of a job: what happens before, during and after the driver."""
 
-    def __init__(self, job: LoadJob, link: socket.socket, emit: Emit) -> None:
+    def __init__(self, job: LoadJob, link: socket.socket, clerk: int, emit: Emit) -> None:
         self._job = job
         self._own_cores = job.on_own_cores()
-        self._link = link
+        self._link, self._clerk = link, clerk
         self._emit = emit
         self._interrupted = False
         self._driver: Driver | None = None
@@ -96,6 +101,8 @@ class _LoadProcess:
             t0 = job.t0_ns if job.t0_ns is not None else await self._told_to_start()
             if t0 is None:
                 return OK
+            waits = any(shot.due_ns is None for shot in shots)  # for answers, to be understood at once
+            self._rank = Rank(self._clerk, may_be_last=self._own_cores and not waits)
             self._driver = driver = Driver(shots, phases, desk, dialect, client, monotonic, t0, job.rules)
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop)
             signals = await self._fire(driver, client, desk, t0, phases.window_ns)
@@ -127,12 +134,14 @@ class _LoadProcess:
         ]
         if self._job.block is not None:
             helpers.append(asyncio.create_task(_block(*self._job.block)))
+        helpers.append(asyncio.create_task(_place(self._rank, driver, desk)))
         gc.disable()  # nothing here makes cycles; what the collector would find can wait (C37)
         try:
             if self._lost is not None:
                 raise self._lost
             with kept_awake(self._own_cores) as awake:
                 await driver.run(client.alarm)
+            await _end([helpers.pop()])
             self._said = await desk.finish()
         finally:
             gc.enable()
@@ -195,6 +204,18 @@ async def _measure(meter: HealthMeter, t0: int, window: tuple[int, int]) -> None
         await sleep_until(t0 + window[1], monotonic)
     finally:
         meter.end()
+
+
+async def _place(rank: Rank, driver: Driver, desk: ClerkDesk) -> None:
+    """The clerk is last while nothing is urgent: the bodies that are ready reach far, and it keeps up."""
+    try:
+        while True:
+            bare = driver.planned(skip=desk.stock)
+            ample = bare is None or bare > monotonic() + _AMPLE_NS
+            rank.be(last=ample and desk.unsaid < _MOST_UNSAID)
+            await asyncio.sleep(_PLACE_S)
+    finally:
+        rank.be(last=False)
 
 
 async def _block(for_s: float, every_s: float) -> None:

@@ -191,11 +191,12 @@ class HttpTarget:
         return {} if self.temperature is None else {"temperature": self.temperature}
 
 
+_compact = json.JSONEncoder(separators=(",", ":")).encode
 JSON = (("Content-Type", "application/json"), ("Accept-Encoding", "identity"))
 
 
 def post(path: str, headers: Headers, body: Payload) -> HttpRequest:
-    return HttpRequest("POST", path, headers, json.dumps(body, separators=(",", ":")).encode())
+    return HttpRequest("POST", path, headers, _compact(body).encode())
 
 
 def read_key(name: str) -> str:
