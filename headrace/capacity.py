@@ -47,6 +47,8 @@ class Step:
     lateness_p99: float | None = None
     lateness_least: float | None = None
     server_late_p99: float | None = None
+    bodies_late: int = 0
+    """Requests that had to wait for their body, which a clerk had not made in time."""
     client_cpu: float | None = None
     """Of the busiest load process."""
     clerk_cpu: float | None = None
@@ -141,6 +143,8 @@ def _circumstances(step: Step) -> list[str]:
     elif step.core is not None and step.core >= CLIENT_BUSY:
         both = f"{step.client_cpu:.0%} and {step.clerk_cpu:.0%}"
         found.append(f"a load process and its clerk used {both} of their core")
+    if step.bodies_late:
+        found.append(f"{step.bodies_late} requests waited for their body, which the clerk made too late")
     if step.others_cpu is not None and step.others_cpu > OTHERS:
         found.append(f"other processes used {step.others_cpu:.1f} cores meanwhile")
     if step.steal is not None and step.steal > STEAL:

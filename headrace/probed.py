@@ -112,6 +112,7 @@ def measured(
         lateness_least=float(lateness.min()) if len(lateness) else None,
         server_late_p99=_high(np.concatenate(late) / 1e6) if late else None,
         us_per_event=_us_per_event(order, records, signals),
+        bodies_late=worst["bodies_late"] or 0,
         steal=worst["steal_ratio"],
         stamp=worst["stamp"],
     )

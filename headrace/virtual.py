@@ -34,7 +34,7 @@ from loadgen.targets import TARGETS
 from loadgen.text import Prompter, TextMaker
 from loadgen.texts import write_texts
 from loadgen.timeline import Exchange
-from loadgen.transport import HttpRequest, Sink
+from loadgen.transport import HttpRequest, Request, Sink
 from results.record import Record
 from results.run import RecordWriter
 from scenarios.parts import engine_config
@@ -120,7 +120,8 @@ class InprocTransport:
         self._service = service
         self._clock = clock
 
-    def send(self, request: HttpRequest, sink: Sink) -> Callable[[], None]:
+    def send(self, request: Request, sink: Sink) -> Callable[[], None]:
+        assert isinstance(request, HttpRequest)
         now = self._clock()
         sink.connected(now, new=False)
         sink.sent(now)

@@ -136,6 +136,8 @@ cdef class Harvest:
             self._arm(fd)
         if size <= 0 or lane is None or not lane._take(self._t, _buffer, size, real):
             news.append((fd, _read(self._t, real, size, code)))
+        elif lane.over:
+            news.append((fd, (self._t, real, None)))
         return 0
 
     cdef int _arm(self, int fd) except -1:

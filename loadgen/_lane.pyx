@@ -102,32 +102,51 @@ cdef class Log:
 
 
 cdef class Lane:
-    def __cinit__(self, bytes usual not None, tuple hints not None, Log log not None):
-        self._begin, self._hints, self._log = usual, hints, log
+    def __cinit__(self, bytes usual not None, tuple hints not None, Log log not None, bytes head not None=b""):
+        self._begin, self._hints, self._log, self._head = usual, hints, log, head or None
 
     def take(self, int64_t t, bytes data not None, int64_t real):
         return self._take(t, PyBytes_AS_STRING(data), len(data), real)
 
     cdef bint _take(self, int64_t t, const char* data, Py_ssize_t size, int64_t real) except -1:
-        """Copies each event to where it belongs if all are usual; until then the log does not know of them."""
+        """Copies what it keeps to where it belongs; until all is known to fit, the log does not know of it."""
         cdef Log log = self._log
+        cdef Py_ssize_t at = 0, kept = 0
+        if self._head is not None:
+            at = len(self._head)
+            if size < at or memcmp(data, PyBytes_AS_STRING(self._head), at) != 0:
+                return False
+        elif size == 0:
+            return False
+        if at < size:
+            log._reserve(sizeof(Mark) + size)
+            kept = self._events(data + at, size - at, log._bytes + log._used + sizeof(Mark))
+            if kept < 0:
+                kept = _ending(data + at, size - at, log._bytes + log._used + sizeof(Mark))
+                if kept < 0:
+                    return False
+                self.over = True
+        if self._head is not None:
+            self.headers_at, self.headers_real, self._head = t, real, None
+        if kept:
+            log._mark(t, real, kept)
+            self.took = True
+        return True
+
+    cdef Py_ssize_t _events(self, const char* data, Py_ssize_t size, char* body) except -2:
+        """Bytes of the events, -1 if not all are usual."""
         cdef Py_ssize_t at = 0, kept = 0, begin, event
         if not self.took and self._hinted(data, size):
-            return False
-        log._reserve(sizeof(Mark) + size)
-        cdef char* body = log._bytes + log._used + sizeof(Mark)
+            return -1
         while at < size:
             begin = at + (4 if size - at > 2 and data[at + 2] == b"\r" else 5)
             event = self._usual(data + at, begin - at, size - at)
             if event == 0:
-                return False
+                return -1
             memcpy(body + kept, data + begin, event)
             kept += event
             at = begin + event + 2
-        if kept:
-            log._mark(t, real, kept)
-            self.took = True
-        return kept > 0
+        return kept
 
     cdef bint _hinted(self, const char* data, Py_ssize_t size) except -1:
         cdef bytes hint
@@ -147,9 +166,52 @@ cdef class Lane:
         if line == NULL or data + size - line < 4 or memcmp(line, b"\n\n\r\n", 4) != 0:
             return 0
         cdef Py_ssize_t event = line + 2 - (data + begin)
-        if _spells(data, begin - 2, event, b"0123456789abcdef"):
-            return event
-        return event if _spells(data, begin - 2, event, b"0123456789ABCDEF") else 0
+        return event if _written(data, begin - 2, event) else 0
+
+
+cdef Py_ssize_t _ending(const char* data, Py_ssize_t size, char* body) noexcept:
+    """Bytes of the body in whole chunks that end it as most streams do; -1 for anything else."""
+    cdef Py_ssize_t at = 0, kept = 0, digits, chunk
+    while size - at < 5 or memcmp(data + at, b"0\r\n\r\n", 5) != 0:
+        digits = 1
+        while digits < 4 and at + digits < size and data[at + digits] != b"\r":
+            digits += 1
+        if digits == 4 or at + digits >= size:
+            return -1
+        chunk = _number(data + at, digits)
+        at += digits + 2
+        if chunk <= 0 or at + chunk + 2 > size or data[at - 1] != b"\n":
+            return -1
+        if data[at + chunk] != b"\r" or data[at + chunk + 1] != b"\n":
+            return -1
+        memcpy(body + kept, data + at, chunk)
+        kept += chunk
+        at += chunk + 2
+    if at + 5 != size:
+        return -1
+    if kept >= 16 and memcmp(body + kept - 16, b"\n\ndata: [DONE]\n\n", 16) == 0:
+        return kept
+    return kept if kept == 14 and memcmp(body, b"data: [DONE]\n\n", 14) == 0 else -1
+
+
+cdef Py_ssize_t _number(const char* digits, Py_ssize_t count) noexcept:
+    """A size of a chunk as servers usually write it, -1 for anything else."""
+    cdef Py_ssize_t number = 0, k
+    cdef unsigned char digit
+    for k in range(count):
+        digit = digits[k]
+        if c'0' <= digit <= c'9':
+            number = number * 16 + digit - c'0'
+        elif c'a' <= (digit | 32) <= c'f':
+            number = number * 16 + (digit | 32) - c'a' + 10
+        else:
+            return -1
+    return number if _written(digits, count, number) else -1
+
+
+cdef bint _written(const char* digits, Py_ssize_t count, Py_ssize_t size) noexcept:
+    """Whether ``digits`` are ``size``, in small or in large letters, without a nought before it."""
+    return _spells(digits, count, size, b"0123456789abcdef") or _spells(digits, count, size, b"0123456789ABCDEF")
 
 
 cdef bint _spells(const char* digits, Py_ssize_t count, Py_ssize_t size, const char* alphabet) noexcept:

@@ -14,7 +14,7 @@ MOST_LINE = 65_536
 _HEX = frozenset(b"0123456789abcdefABCDEF")
 # Sizes as servers usually write them. A look-up is faster than a strict parse, and every event needs one.
 CHUNK_SIZES = {digits: size for size in range(1, 4096) for digits in (b"%x" % size, b"%X" % size)}
-_LAST_CHUNK = b"0\r\n\r\n"
+LAST_CHUNK = b"0\r\n\r\n"
 """How a body usually ends: no trailer, and nothing behind it."""
 
 
@@ -59,7 +59,7 @@ class ChunkScanner:
         while (end := data.find(b"\r\n", at, at + 8)) > 0:
             size = CHUNK_SIZES.get(data[at:end])
             if size is None:
-                if data[at:] == _LAST_CHUNK:
+                if data[at:] == LAST_CHUNK:
                     self.over, self.between = True, False
                     return b"".join(body)
                 break

@@ -7,13 +7,12 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from loadgen.desk import Tell, Use
+from loadgen.desk import Body, Tell, Use
 from loadgen.frames import Frame, Splitter, pack_closed, pack_unsent, unpacked
 from loadgen.outbox import TOGETHER, Outbox
 from loadgen.progress import Heard
 from loadgen.raw import Closed, Unsent
 from loadgen.stamps import ClockSample, sample_clock
-from loadgen.transport import HttpRequest
 from loadgen.turns import Told
 from results.record import Outcome
 
@@ -42,7 +41,7 @@ class ClerkDesk:
         self._out = Outbox(link)
         self._held: asyncio.TimerHandle | None = None
         self._full = False
-        self._bodies: dict[tuple[int, int], tuple[HttpRequest, bool]] = {}
+        self._bodies: dict[tuple[int, int], Body] = {}
         self._wanted: dict[tuple[int, int], Use] = {}
         self._unwanted: set[tuple[int, int]] = set()
         self._tell: Tell | None = None
@@ -67,12 +66,11 @@ class ClerkDesk:
         self._say(("t0", t0))
         self._sample()
 
-    def body(self, shot: int, attempt: int, use: Use) -> None:
-        made = self._bodies.pop((shot, attempt), None)
-        if made is not None:
-            use(*made)
-        else:
-            self._wanted[shot, attempt] = use
+    def body(self, shot: int, attempt: int) -> Body | None:
+        return self._bodies.pop((shot, attempt), None)
+
+    def want(self, shot: int, attempt: int, use: Use) -> None:
+        self._wanted[shot, attempt] = use
 
     def closed(self, closed: Closed, awaited: bool) -> None:
         self._say(pack_closed(closed), at_once=awaited or not closed.last)
@@ -158,8 +156,7 @@ class ClerkDesk:
 
     def _take(self, frame: Frame) -> None:
         match frame:
-            case ("body", shot, attempt, method, path, headers, body, streamed):
-                request = HttpRequest(method, path, headers, body)
+            case ("body", shot, attempt, request, streamed):
                 use = self._wanted.pop((shot, attempt), None)
                 if use is not None:
                     use(request, streamed)

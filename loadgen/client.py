@@ -22,11 +22,11 @@ from urllib.parse import urlsplit
 from loadgen.alarm import Alarm, TimerfdAlarm, live_alarm
 from loadgen.clock import Clock
 from loadgen.connection import Claim, Connection, Exchange
-from loadgen.http1 import encode
+from loadgen.http1 import Head, encode
 from loadgen.route import Route
 from loadgen.sockets import Channel, Socket, Sockets, kernel_stamps_here
 from loadgen.tls import TlsSocket, default_context
-from loadgen.transport import HttpRequest, Sink
+from loadgen.transport import HttpRequest, Request, Sink
 
 WARM_BATCH = 64
 """Connections opened at once ahead of the load: a longer queue at the target drops what comes."""
@@ -58,6 +58,10 @@ class Address:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
 
+    def encode(self, request: HttpRequest) -> bytes:
+        """As it goes over the wire to there."""
+        return encode(request, self.authority, self.prefix)
+
 
 class Client:
     """A pool of connections to one address, on the running event loop."""
@@ -77,7 +81,7 @@ class Client:
         self.pool_limit = limit
         self.kernel_stamps = kernel_stamps_here() if kernel_stamps is None else kernel_stamps
         """Whether reads carry the kernel's receive stamp. A single read may still lack it."""
-        self._address, self._authority = address, address.authority
+        self._address = address
         self._clock = clock
         self._tls = (tls or default_context()) if address.tls else None
         self._sockets: Sockets | None = None
@@ -88,9 +92,10 @@ class Client:
         self._open: set[Connection] = set()
         self._waiting: deque[Exchange] = deque()
         self._closed = False
+        self.head: Head | None = None
 
-    def send(self, request: HttpRequest, sink: Sink) -> Callable[[], None]:
-        payload = encode(request, self._authority, self._address.prefix)
+    def send(self, request: Request, sink: Sink) -> Callable[[], None]:
+        payload = request if isinstance(request, bytes) else self._address.encode(request)
         exchange = Exchange(payload, sink, self._clock)
         if self._closed:
             exchange.finish(self._clock(), "aborted", "the client is closed")

@@ -7,7 +7,8 @@ from typing import Protocol
 
 from loadgen.bodies import ChunkScanner, Framing
 from loadgen.clock import Clock
-from loadgen.http1 import ResponseParser
+from loadgen.http1 import Head, ResponseParser
+from loadgen.lane import Lane
 from loadgen.route import Route
 from loadgen.sockets import Channel, named
 from loadgen.transport import Ending, Sink
@@ -25,7 +26,10 @@ class Claim(Protocol):
 
 
 class Pool(Protocol):
-    """Where a connection belongs."""
+    """Where a connection belongs. ``head``: of the last answer that came in chunks; the next one most likely
+    begins with the same."""
+
+    head: Head | None
 
     def dial(self, connection: Connection, route: Route) -> Channel: ...
 
@@ -94,6 +98,9 @@ class Connection:
         self._sink: Sink | None = None
         self._parser = ResponseParser()
         self._framing: Framing | None = None
+        self._expected: Head | None = None
+        self._lane: Lane | None = None
+        """What may have taken a head that nobody has told of yet."""
         self._keep_alive = self._unsent = self._new = self.closed = False
 
     def dial(self, route: Route) -> None:
@@ -108,6 +115,7 @@ class Connection:
         self._claim = None
         self._exchange, self._sink, self._new = exchange, exchange.sink, new
         self._parser, self._framing, self._unsent = ResponseParser(), None, True
+        self._expect(exchange.sink)
         payload, exchange.payload = exchange.payload, b""
         self._channel.write(payload)
 
@@ -138,6 +146,7 @@ class Connection:
         self._claim.granted(self, t, True)
 
     def received(self, t: int, data: bytes, real: int) -> None:
+        self._catch_up()
         framing, sink = self._framing, self._sink
         if framing is None or sink is None:
             self._first(t, data, real)
@@ -150,12 +159,19 @@ class Connection:
         else:
             self._choose_lane(framing, sink)
 
+    def ended(self, t: int) -> None:
+        self._catch_up()
+        if (last := getattr(self._sink, "last", None)) is not None:
+            last(t)
+        self._ended(t, "")
+
     def drained(self, t: int) -> None:
         if self._unsent and self._sink is not None:
             self._unsent = False
             self._sink.sent(t)
 
     def lost(self, t: int, error: OSError | None) -> None:
+        self._catch_up()
         exchange, claim = self._exchange, self._claim
         if not self._let_go():
             return
@@ -166,7 +182,22 @@ class Connection:
 
     # --- inside
 
-    def _choose_lane(self, framing: Framing, sink: Sink) -> None:
+    def _expect(self, sink: Sink | None) -> None:
+        """The answer may take the short way from its first byte on, if the sink has one."""
+        head, expect = self._pool.head, getattr(sink, "expect", None)
+        self._expected = head
+        self._lane = None if head is None or expect is None else expect(head)
+        if self._channel is not None and self._lane is not None:
+            self._channel.use(self._lane)
+
+    def _catch_up(self) -> None:
+        """With a head that the lane took."""
+        if self._framing is None and self._lane is not None and self._lane.headers_at:
+            assert self._expected is not None
+            self._keep_alive = self._expected.keep_alive
+            self._framing = self._parser.framing = ChunkScanner()
+
+    def _choose_lane(self, framing: Framing | None, sink: Sink) -> None:
         """The next reads may take the short way, if the sink has one and everything is between two events."""
         lane_of = getattr(sink, "lane", None)
         between = isinstance(framing, ChunkScanner) and framing.between
@@ -179,16 +210,19 @@ class Connection:
         if exchange is None or sink is None:
             self.close("the server spoke unasked")
             return
+        self._lane = None
         piece = self._parser.feed(data)
         self._framing = self._parser.framing
         if piece.head is not None:
             self._keep_alive = piece.head.keep_alive
+            if isinstance(self._framing, ChunkScanner):
+                self._pool.head = piece.head
             sink.headers(t, piece.head.status, piece.head.headers, real)
         if piece.body and self._exchange is exchange:
             sink.data(t, piece.body, real)
         if (piece.complete or piece.broken) and self._exchange is exchange:
             self._ended(t, piece.broken)
-        elif self._framing is not None:
+        else:
             self._choose_lane(self._framing, sink)
 
     def _ended(self, t: int, broken: str) -> None:
@@ -196,7 +230,7 @@ class Connection:
         exchange = self._exchange
         if exchange is None:
             return
-        self._exchange = self._sink = self._framing = None
+        self._exchange = self._sink = self._framing = self._lane = None
         if self._channel is not None:
             self._channel.use(None)
         reusable = self._keep_alive and not broken and not self._parser.surplus and not self._unsent
@@ -227,7 +261,7 @@ class Connection:
         if self.closed:
             return False
         self.closed = True
-        self._exchange = self._sink = self._framing = self._claim = None
+        self._exchange = self._sink = self._framing = self._claim = self._lane = None
         if self._channel is not None:
             self._channel.close()
         self._pool.lost(self)

@@ -15,12 +15,14 @@ from loadgen.plan import Phases, Shot
 from loadgen.raw import Closed, Unsent
 from loadgen.render import Rendered, Renderer
 from loadgen.timeline import Exchange
-from loadgen.transport import HttpRequest
+from loadgen.transport import Request
 from loadgen.turns import Told
 from results.record import Record
 
-Use = Callable[[HttpRequest, bool], None]
-"""Gets a request, and whether its answer is streamed."""
+Body = tuple[Request, bool]
+"""A request, and whether its answer is streamed."""
+Use = Callable[[Request, bool], None]
+"""Gets a `Body`."""
 Tell = Callable[[int, Told], None]
 """Gets the id of a shot that other shots follow, and how it ended."""
 
@@ -29,8 +31,11 @@ class Desk(Protocol):
     def begin(self, t0: int, tell: Tell) -> None:
         """The load begins at ``t0``; ``tell`` is called for each ended shot that others follow."""
 
-    def body(self, shot: int, attempt: int, use: Use) -> None:
-        """``use`` the request: now if it is ready, else as soon as it is."""
+    def body(self, shot: int, attempt: int) -> Body | None:
+        """Once, if it is ready; if not, see `want`."""
+
+    def want(self, shot: int, attempt: int, use: Use) -> None:
+        """``use`` it as soon as it is ready."""
 
     def closed(self, closed: Closed, awaited: bool) -> None:
         """An attempt is over; its raw exchange is the desk's from now on. ``awaited``: others follow it."""
@@ -60,9 +65,12 @@ class InlineDesk:
         self._books.begin(t0)
         self._tell = tell
 
-    def body(self, shot: int, attempt: int, use: Use) -> None:
+    def body(self, shot: int, attempt: int) -> Body:
         self._rendered[shot] = rendered = self._books.scribe.render(shot, attempt)
-        use(rendered.request, rendered.streamed)
+        return rendered.request, rendered.streamed
+
+    def want(self, shot: int, attempt: int, use: Use) -> None:
+        """Never asked for: it is always ready."""
 
     def closed(self, closed: Closed, awaited: bool) -> None:
         exchange = self._books.read(closed)

@@ -33,7 +33,7 @@ from loadgen.progress import Counts
 from loadgen.raw import Unsent
 from loadgen.rules import Rules
 from loadgen.targets.base import Dialect
-from loadgen.transport import HttpRequest, Transport
+from loadgen.transport import Request, Transport
 from loadgen.turns import Dues, Told, Turns
 from results.record import Outcome
 
@@ -79,6 +79,8 @@ class Driver:
         self._done: asyncio.Future[None] | None = None
         self.in_flight = InFlight(*phases.window_ns)
         self.counts = Counts(shots, phases)
+        self.bodies_late = 0
+        """First turns whose body was not made when it was to be sent."""
 
     # --- from outside
 
@@ -146,13 +148,21 @@ class Driver:
             self._leave(shot)
             return
 
-        def use(request: HttpRequest, streamed: bool) -> None:
-            self._guarded(self._send, shot, request, streamed, (due, dequeued, now), attempt)
+        times = due, dequeued, now
+        if (body := self._desk.body(shot.id, attempt)) is not None:
+            self._send(shot, *body, times, attempt)
+            return
 
-        self._desk.body(shot.id, attempt, use)
+        if attempt == 1 and shot.due_ns is not None:
+            self.bodies_late += 1
+
+        def use(request: Request, streamed: bool) -> None:
+            self._guarded(self._send, shot, request, streamed, times, attempt)
+
+        self._desk.want(shot.id, attempt, use)
 
     def _send(
-        self, shot: Shot, request: HttpRequest, streamed: bool, times: tuple[int, int, int], attempt: int
+        self, shot: Shot, request: Request, streamed: bool, times: tuple[int, int, int], attempt: int
     ) -> None:
         if self._over[shot.id]:
             self._leave(shot)  # the run ended while its body was made
@@ -212,8 +222,7 @@ class Driver:
     def _end(self, flight: Flight, t: int, cut: Cut | None = None) -> None:
         if flight.over:
             return
-        flight.over = True
-        flight.wait_no_more()
+        flight.end()
         shot = flight.shot
         del self._flights[shot.id]
         self.in_flight.change(t - self._t0, -1)

@@ -7,6 +7,8 @@ line is looked at, then the event; the rest of the stream is understood later, e
 from __future__ import annotations
 
 from loadgen.answer import Answer
+from loadgen.http1 import Head
+from loadgen.lane import LAST_EVENT
 from loadgen.sse import Parser
 from loadgen.targets.base import Dialect
 
@@ -16,21 +18,20 @@ _INSIDE = b"."
 """Stands for a line that is longer and was none to look at."""
 _ALIKE = 16
 """Bytes by which the usual event of a stream is known."""
-_NEVER = b"\n\n\n"
+NEVER = b"\n\n\n"
 """No read that is one line begins so."""
-_LAST = b"\n\ndata: [DONE]\n\n"
-"""How most streams end; with the blank line before it, it can be nothing else."""
 _NEWLINES = (10, 13)
 
 
 class Habit:
-    """How the events of one target's streams begin, as far as one of them has shown it: a stream seldom
+    """How one target's streams, and their events, begin, as far as one of them has shown it: a stream seldom
     begins otherwise than the one before."""
 
-    __slots__ = ("begin",)
+    __slots__ = ("begin", "head")
 
     def __init__(self) -> None:
-        self.begin = _NEVER
+        self.begin = NEVER
+        self.head: Head | None = None
 
 
 class EndWatch:
@@ -38,22 +39,23 @@ class EndWatch:
 
     __slots__ = ("_dialect", "_event", "_habit", "_hints", "_learns", "_open", "_usual")
 
-    def __init__(self, dialect: Dialect, habit: Habit | None = None) -> None:
-        """``habit``: of this dialect's streams; it learns."""
+    def __init__(self, dialect: Dialect, habit: Habit | None = None, usual: bytes | None = None) -> None:
+        """``habit``: of this dialect's streams; it learns. ``usual``: how the events of this one begin; as a
+        habit, if None."""
         self._dialect, self._habit = dialect, habit or Habit()
         self._hints = dialect.hints
         self._event: Parser | None = None
         self._open: bytes | None = None
         """The beginning of a line that the last read ended in; None between lines and once an end is near."""
         self._learns = dialect.alike
-        self._usual = self._habit.begin
+        self._usual = self._habit.begin if usual is None else usual
         """How a first event began; events that begin so are not the last one."""
 
     @property
     def usual(self) -> bytes | None:
         """How an event begins that need not be fed at all, as things stand; None if there is no such. The
         first one of a stream must be without `Dialect.hints` as well: what others did is no promise."""
-        return self._usual if self._open is None and self._event is None and self._usual != _NEVER else None
+        return self._usual if self._open is None and self._event is None and self._usual != NEVER else None
 
     def begun(self) -> None:
         """An event of the usual kind, with none of the words that an end has, was not fed."""
@@ -82,13 +84,13 @@ class EndWatch:
 
     def _suspect(self, t: int, text: bytes) -> bool:
         """A hint is in ``text``: does a line begin as a last event does?"""
-        if _LAST in text or (self._open is None and text.startswith(_LAST[2:])):
+        if LAST_EVENT in text or (self._open is None and text.startswith(LAST_EVENT[2:])):
             return True
         found = self._dialect.end.search(text)
         if found is None:
             self._open = None if text[-1] in _NEWLINES else _open_line(text)
             return False
-        self._event, self._usual = Parser(), _NEVER
+        self._event, self._usual = Parser(), NEVER
         begin = found.start() + (text[found.start()] in _NEWLINES)
         return self._read(t, text[begin:])
 

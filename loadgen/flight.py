@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from loadgen.agenda import Entry, cross_out
-from loadgen.endwatch import EndWatch, Habit, token_in
+from loadgen.endwatch import NEVER, EndWatch, Habit, token_in
+from loadgen.http1 import Head
 from loadgen.lane import Lane, make_lane
 from loadgen.line import Line
 from loadgen.outcomes import Cut, Limit, is_answer
@@ -30,6 +31,7 @@ class Flight:
         "_cancel_at",
         "_dialect",
         "_ended",
+        "_expected",
         "_habit",
         "_lane",
         "_lane_of",
@@ -79,6 +81,7 @@ class Flight:
         self._watch: EndWatch | None = None
         self._lane: Lane | None = None
         self._lane_of = b""
+        self._expected: Head | None = None
         cancel = shot.cancel
         self._cancel_at = cancel.at if cancel is not None and cancel.kind == "decode" else None
         self._peek: Timeline | None = None if self._cancel_at is None else Timeline(dialect)
@@ -93,13 +96,26 @@ class Flight:
         if not self.over:
             self.raw.sent = t
 
+    def expect(self, head: Head) -> Lane | None:
+        """The short way for an answer that begins so, if its events begin as those of others did."""
+        habit = self._habit
+        if self.over or self._peek is not None or habit.begin == NEVER:
+            return None
+        if head is not habit.head:
+            if not _is_stream(head.status, head.headers):
+                return None
+            habit.head = head
+        self._expected, self._lane_of = head, habit.begin
+        self._lane = make_lane(habit.begin, self._dialect.hints, self.raw.reads, head.block)
+        return self._lane
+
     def headers(self, t: int, status: int, headers: Mapping[str, str], real: int = 0) -> None:
         if self.over:
             return
         raw = self.raw
         raw.headers_at, raw.headers_real, raw.status, raw.headers = t, real, status, headers
-        if is_answer(status) and "json" not in headers.get("content-type", ""):
-            self._watch = EndWatch(self._dialect, self._habit)
+        self._lane, self._lane_of, self._expected = None, b"", None
+        self._watch = EndWatch(self._dialect, self._habit) if _is_stream(status, headers) else None
         if self._peek is not None:
             self._peek.headers(t, status, headers)
 
@@ -107,7 +123,7 @@ class Flight:
         if self.over:
             return
         self.raw.reads.add(t, real, chunk)
-        watch = self._watch
+        watch = self._looks()
         if watch is not None and self._lane is not None and self._lane.took:
             watch.begun()
         if watch is not None and watch.feed(t, chunk):
@@ -117,16 +133,35 @@ class Flight:
             if self._peek.tokens() >= self._cancel_at:
                 self._reached(self, t)
 
+    def _looks(self) -> EndWatch | None:
+        """Who watches the stream, also one whose head the lane has taken."""
+        if self._watch is None and self._expected is not None:
+            self._watch = EndWatch(self._dialect, self._habit, self._lane_of)
+        return self._watch
+
+    def last(self, t: int) -> None:
+        """The lane has taken the read that ended the answer."""
+        if not self.over:
+            self._ended(self, t)
+
     def lane(self) -> Lane | None:
         """The short way for the reads to come, as things stand."""
-        if self.over or self._watch is None or self._peek is not None:
-            return None
-        usual = self._watch.usual
+        watch = self._looks()
+        usual = None if self.over or watch is None or self._peek is not None else watch.usual
         if usual is None:
             return None
         if self._lane is None or usual is not self._lane_of:
-            self._lane, self._lane_of = make_lane(usual, self._dialect.hints, self.raw.reads), usual
+            self._lane = make_lane(usual, self._dialect.hints, self.raw.reads)
+            self._lane_of = usual
         return self._lane
+
+    def end(self) -> None:
+        """It is over; what its lane has taken of the head is known from now on."""
+        self.over, lane, head, raw = True, self._lane, self._expected, self.raw
+        if lane is not None and head is not None and lane.headers_at:
+            raw.headers_at, raw.headers_real = lane.headers_at, lane.headers_real
+            raw.status, raw.headers = head.status, head.headers
+        self.wait_no_more()
 
     def closed(self, t: int, how: Ending, detail: str) -> None:
         self.disconnected = True
@@ -176,6 +211,10 @@ class Flight:
         self._watch = self._lane = self._peek = None
         due, dequeued, start = self.due, self.dequeued, self.start
         return Closed(self.shot.id, due, dequeued, start, t, raw, cut, self.attempt, self.cap_wait, last)
+
+
+def _is_stream(status: int, headers: Mapping[str, str]) -> bool:
+    return is_answer(status) and "json" not in headers.get("content-type", "")
 
 
 def _nothing() -> None:

@@ -19,8 +19,8 @@ Frame = tuple[Any, ...]
 
 To the clerk: ``("t0", ns)``, ``("clock", mono, offset, half)``, ``("closed", ..)`` as `pack_closed` makes it,
 ``("unsent", ..)`` as `pack_unsent` does, ``("end",)``.
-From it: ``("ready",)``, ``("body", shot, attempt, method, path, headers, body, streamed)``,
-``("told", shot, completed, outcome, at, phase)``, ``("heard", {class: ..})``, ``("done", {..})``,
+From it: ``("ready",)``, ``("body", shot, attempt, request, streamed)`` with the request as it goes over the
+wire, ``("told", shot, completed, outcome, at, phase)``, ``("heard", {class: ..})``, ``("done", {..})``,
 ``("error", message)``.
 """
 

@@ -30,9 +30,9 @@ EDGES = 0 if not hasattr(select, "EPOLLET") else select.EPOLLIN | select.EPOLLRD
 _TIMESPEC = struct.Struct("@ll")
 ANCILLARY = socket.CMSG_SPACE(_TIMESPEC.size)
 
-Read = tuple[int, int, bytes | OSError]
+Read = tuple[int, int, bytes | OSError | None]
 """When it was on the client's clock, the kernel's stamp of its last byte (0 = none), and what it gave: bytes,
-none at the end, or why the connection is broken."""
+none at the end, or why the connection is broken. None: a lane has taken it, and it was the answer's last."""
 
 
 def receive(own: socket.socket, clock: Clock) -> Read | None:
@@ -110,7 +110,9 @@ class Harvest:
                 self._epoll.modify(fd, EDGES)
             lane = self._lanes.get(fd)
             if lane is not None and lane.take(t, data, real):
-                return
+                if not lane.over:
+                    return
+                read = t, real, None
         news.append((fd, read))
 
 

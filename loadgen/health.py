@@ -40,6 +40,8 @@ class ClientSignals:
     """CPU time of this process over wall time: 1 is one core, fully busy."""
     steal_ratio: float | None = None
     lost: int = 0
+    bodies_late: int = 0
+    """Requests of the plan that had to wait for their body, which its clerk had not made in time."""
     littles: Mapping[str, float] | None = None
     stamp: str = "user"
     clerk_cpu_s: float | None = None
@@ -55,7 +57,8 @@ def driver_signals(
     """What the driver counted and what its desk said (``littles_sum`` in ns, ``lost``, ``clerk_cpu_s`` of a
     desk in a process of its own), added to the signals of their machine."""
     littles = {"integral": driver.in_flight.integral / 1e9, "sum": desk["littles_sum"] / 1e9}
-    return replace(machine, lost=desk["lost"], littles=littles, clerk_cpu_s=desk.get("clerk_cpu_s"))
+    late, clerk = driver.bodies_late, desk.get("clerk_cpu_s")
+    return replace(machine, lost=desk["lost"], bodies_late=late, littles=littles, clerk_cpu_s=clerk)
 
 
 WORST = ("loop_lag_p99_ns", "loop_lag_max_ns", "gc_pause_max_ns", "cpu_ratio", "steal_ratio")
@@ -78,7 +81,7 @@ def merged(signals: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     littles = [row["littles"] for row in told if row.get("littles")]
     return {
         **{key: worst[key][key] if key in worst else None for key in WORST},
-        "lost": sum(row.get("lost", 0) for row in told) if whole else None,
+        **{key: sum(row.get(key, 0) for row in told) if whole else None for key in ("lost", "bodies_late")},
         "littles": {key: sum(row[key] for row in littles) for key in ("integral", "sum")}
         if littles and whole
         else None,

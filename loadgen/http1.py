@@ -23,6 +23,8 @@ class Head:
     headers: Mapping[str, str]
     """Names in lower case; a repeated header's values are joined by commas."""
     keep_alive: bool
+    block: bytes
+    """As it came, its blank line included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class ResponseParser:
     def _head(self, data: bytes) -> tuple[Head | None, bytes]:
         """The head if it is complete, and the body's first bytes."""
         while (end := data.find(b"\r\n\r\n")) >= 0:
-            final = _final_head(data[:end])
+            final = _final_head(data[: end + 4])
             data = data[end + 4 :]
             if final is not None:  # else the real one follows
                 head, make_framing = final
@@ -96,7 +98,7 @@ class ResponseParser:
 def _final_head(block: bytes) -> tuple[Head, Callable[[], Framing]] | None:
     """A head, and what finds the end of its body; None for an interim answer. Most heads come again, byte for
     byte, until the second of their date is over."""
-    first, *lines = block.split(b"\r\n")
+    first, *lines = block[:-4].split(b"\r\n")
     version, status = _status_line(first)
     if 100 <= status < 200:
         return None
@@ -104,7 +106,7 @@ def _final_head(block: bytes) -> tuple[Head, Callable[[], Framing]] | None:
     make_framing = _framing(status, headers)
     options = {option.strip() for option in headers.get("connection", "").lower().split(",")}
     keep_alive = "close" not in options and (version != b"HTTP/1.0" or "keep-alive" in options)
-    return Head(status, headers, keep_alive and make_framing is not UntilClose), make_framing
+    return Head(status, headers, keep_alive and make_framing is not UntilClose, block), make_framing
 
 
 def _framing(status: int, headers: Mapping[str, str]) -> Callable[[], Framing]:

@@ -83,9 +83,9 @@ def step_back() -> None:
 
 
 class Rank:
-    """The place of a process that has stepped back. While it is `last`, it runs when nobody else wants to, and
-    a load process that wakes up has the core at once. It may wait for ever then, so somebody else must watch
-    over what it is there for."""
+    """The place of a process that has stepped back. While it is `last`, it runs when nobody else wants to,
+    and a load process that wakes up has the core at once. It may wait for ever then, so somebody else must
+    watch over what it is there for."""
 
     def __init__(self, pid: int, may_be_last: bool) -> None:
         """``may_be_last``: where nothing else is to run; it also takes the right to bring it back."""

@@ -36,7 +36,7 @@ class Paperwork:
         self, job: LoadJob, shots: Sequence[Shot], phases: Phases, say: Callable[[Frame], None]
     ) -> None:
         self._job, self._say = job, say
-        self._dialect = job.target.make()
+        self._dialect, self._address = job.target.make(), Address.of(job.target.url)
         self._bridge = ClockBridge()
         count = None if job.tokenizer is None else counter_of(Tokenizer.from_file(job.tokenizer))
         renderer = job.renderer(self._dialect)
@@ -59,9 +59,8 @@ class Paperwork:
         rendered = self._books.scribe.render(shot, attempt)
         if self._wants_texts:
             self._messages[shot] = rendered.messages
-        request = rendered.request
-        words = request.method, request.path, request.headers, request.body
-        self._say(("body", shot, attempt, *words, rendered.streamed))
+        request = self._address.encode(rendered.request)
+        self._say(("body", shot, attempt, request, rendered.streamed))
 
     # --- what came back
 
@@ -145,7 +144,7 @@ class Paperwork:
         """Write what attribution may see; returns why that could not be had, if so. The records stand
         either way."""
         salt = self._job.salt if self._job.salt is not None else new_salt()
-        client = Client(Address.of(self._job.target.url), monotonic, self._job.target.tls())
+        client = Client(self._address, monotonic, self._job.target.tls())
         try:
             tokenize = tokenizer_of(client, self._dialect)
             observed = await observe(self._kept, tokenize, salt, self._job.target.url)

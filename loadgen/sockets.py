@@ -38,6 +38,9 @@ class Owner(Protocol):
     def received(self, t: int, data: bytes, real: int) -> None:
         """One read; ``real``: kernel stamp of its last byte, ns on CLOCK_REALTIME, 0 = none."""
 
+    def ended(self, t: int) -> None:
+        """Its lane has taken the last read of the answer."""
+
     def drained(self, t: int) -> None:
         """All that was written has been handed to the kernel."""
 
@@ -68,6 +71,8 @@ class _Nobody:
     def opened(self, t: int) -> None: ...
 
     def received(self, t: int, data: bytes, real: int) -> None: ...
+
+    def ended(self, t: int) -> None: ...
 
     def drained(self, t: int) -> None: ...
 
@@ -175,12 +180,17 @@ class Socket:
         if self._sock is None or (read := self._sockets.receive(self._sock)) is None:
             return
         t, real, data = read
-        if self._lane is None or isinstance(data, OSError) or not self._lane.take(t, data, real):
+        lane = self._lane
+        if lane is None or not isinstance(data, bytes) or not lane.take(t, data, real):
             self.told(read)
+        elif lane.over:
+            self._owner.ended(t)
 
     def told(self, read: Read) -> None:
         t, real, data = read
-        if isinstance(data, OSError):
+        if data is None:
+            self._owner.ended(t)
+        elif isinstance(data, OSError):
             self._lose(data)
         elif data:
             self._owner.received(t, data, real)

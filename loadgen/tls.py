@@ -66,6 +66,9 @@ class TlsSocket:
     def opened(self, t: int) -> None:
         self._shake(t)
 
+    def ended(self, t: int) -> None:
+        """The socket has no lane, only this has one."""
+
     def received(self, t: int, data: bytes, real: int) -> None:
         self._in.write(data)
         if not self._shaken and not self._shake(t):
@@ -74,6 +77,8 @@ class TlsSocket:
         self._flush()  # TLS has things of its own to say, if only an alert
         if text and (self._lane is None or not self._lane.take(t, text, real)):
             self._owner.received(t, text, real)
+        elif text and self._lane is not None and self._lane.over:
+            self._owner.ended(t)
         if end is not None and not self._over:
             self.close()
             self._owner.lost(t, None if isinstance(end, ssl.SSLZeroReturnError) else end)

@@ -19,6 +19,9 @@ class HttpRequest:
     body: bytes
 
 
+Request = HttpRequest | bytes
+"""Or as it goes over the wire, where whoever made it knows the target (loadgen.http1.encode)."""
+
 Ending = Literal["complete", "eof", "reset", "connect_error", "timeout", "aborted"]
 """``complete``: the HTTP body ended as announced; ``eof``: closed before that."""
 
@@ -44,7 +47,7 @@ class Sink(Protocol):
 
 
 class Transport(Protocol):
-    def send(self, request: HttpRequest, sink: Sink) -> Callable[[], None]:
+    def send(self, request: Request, sink: Sink) -> Callable[[], None]:
         """Start an exchange; returns what aborts it (closing the connection; idempotent)."""
 
     async def close(self) -> None: ...

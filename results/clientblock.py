@@ -60,6 +60,7 @@ _OF_PROCESS = (
     "gc_pause_max_ns",
     "cpu_ratio",
     "clerk_cpu_s",
+    "bodies_late",
     "lost",
 )
 

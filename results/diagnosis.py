@@ -98,6 +98,9 @@ def _client(health: Health, data: RunData) -> Iterator[Finding]:
     if signals.hidden_retries:
         text = f"the server counted {signals.hidden_retries:.0f} requests more than the client made attempts"
         yield Finding("hidden_retries", text, "find the proxy or library that tries again")
+    if late := data.signals.get("bodies_late"):
+        text = f"{late} requests waited for their body, which the client had not made in time"
+        yield Finding("bodies_late", text, "add load processes or CPUs for the client, or lower the rate")
     yield from _machines(data)
     if data.manifest.get("co_located") and not data.judging.virtual:
         text = "client and target share the CPUs of this machine"

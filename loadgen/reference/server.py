@@ -30,8 +30,8 @@ FLUSH_NS = 100_000_000
 _READ = 65_536
 """Beyond 128 kB each read would map and unmap its memory."""
 _BACKLOG = 4096
-_SPIN_NS = 10_000
-"""Going to sleep and waking up takes longer."""
+_NAP_NS = 100_000
+"""The shortest sleep: where writes come thick, waking up for each costs as much as writing it."""
 _NAMES = [end.name.lower() for end in End]
 _HUNG_UP, _RESET, _SILENT = End.HUNG_UP, End.RESET, End.SILENT  # each look into an enum costs 0.1 µs
 _NO_LINGER = struct.pack("ii", 1, 0)
@@ -122,7 +122,7 @@ class Server:
                 due = timeline.next_due
                 wait = (flush_at if due is None or due > flush_at else due) - now
                 # epoll itself waits in whole ms; select on it does not, and says whether to ask it at all
-                if wait > _SPIN_NS and not select.select(watched, (), (), wait / 1e9)[0]:
+                if wait > 0 and not select.select(watched, (), (), max(wait, _NAP_NS) / 1e9)[0]:
                     continue
             for fd, mask in epoll.poll(0, 256):
                 if fd == listener:
@@ -291,6 +291,8 @@ def new_listener(host: str, port: int, shared: bool) -> socket.socket:
         if not hasattr(socket, "SO_REUSEPORT"):
             raise OSError(f"{sys.platform} does not let several processes share a port")
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    if hasattr(socket, "TCP_CONGESTION"):  # the plainest one: some reckon at each acknowledgement
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
     try:
         listener.bind((host, port))
     except OSError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,6 +69,28 @@ def test_everything_is_done_once_it_is_due_and_in_order(
             assert hand.due <= min(known)
     assert left == []
     assert all(due <= now for due, now in done)
+
+
+@given(st.lists(TIME, max_size=10), st.lists(TIME, max_size=3), TIME, st.integers(0, 12))
+def test_what_is_planned_is_known_however_far_ahead(
+    planned: list[int], others: list[int], now: int, skip: int
+) -> None:
+    """First turns in order of time, without those that were fired; what else is to be done does not count."""
+    t0, hand, fired = 5000, Hand(), list[int]()
+    shots = [shot(k, due) for k, due in enumerate(planned)]
+    later = replace(shot(99, 0), due_ns=None)
+    agenda = Agenda([*shots, later], t0, hand, lambda shot, due, now: fired.append(due))
+    for due in others:
+        agenda.at(t0 + due, lambda now: None)
+    agenda.begin(hand)
+    hand.now = t0 + now
+    agenda.run()
+    assert len(fired) == sum(due <= now for due in planned)
+    left = [t0 + due for due in sorted(planned) if due > now]
+    assert agenda.planned(skip) == (left[skip] if skip < len(left) else None)
+    assert agenda.planned() == (left[0] if left else None)
+    agenda.clear()
+    assert agenda.planned(skip) is agenda.planned() is None
 
 
 def test_who_cannot_keep_up_still_hears() -> None:

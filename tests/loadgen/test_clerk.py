@@ -7,7 +7,7 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
@@ -16,20 +16,21 @@ from typing import Any
 
 import pytest
 
-from loadgen.clerk import LOOK_AHEAD_NS, Clerk
-from loadgen.clerk_desk import ClerkDesk, ClerkLost
+from loadgen import clerk
+from loadgen.clerk import LOOK_AHEAD_NS, SPELL_NS, Clerk
+from loadgen.clerk_desk import HOLD_S, ClerkDesk, ClerkLost
 from loadgen.clock import Clock, monotonic, run_virtual
 from loadgen.driver import Driver
 from loadgen.frames import Frame, Splitter, framed, pack_closed, pack_unsent, unpacked
 from loadgen.job import LoadJob, TargetJob
 from loadgen.log import log_of
+from loadgen.outbox import TOGETHER
 from loadgen.outcomes import Cut
-from loadgen.owncores import Rank
 from loadgen.plan import Part, Phases, Plan, Shot
 from loadgen.plan_io import write_plan
 from loadgen.raw import Closed, Raw, Unsent
 from loadgen.targets import OpenAIChat
-from loadgen.transport import HttpRequest, Sink
+from loadgen.transport import Request, Sink
 from results.record import Outcome, Record
 from results.recordfile import read_list
 
@@ -60,16 +61,6 @@ def job(folder: Path, *shots: Shot, **changes: Any) -> LoadJob:
     return LoadJob(plan=str(folder / "plan.parquet"), target=target, **{**files, **changes})
 
 
-class FakeRank(Rank):
-    """Leaves the process where it is."""
-
-    def __init__(self) -> None:
-        self.last = False
-
-    def be(self, last: bool) -> None:
-        self.last = last
-
-
 class LoadProcess:
     """The other end of a clerk's socket: says and hears whole frames. The clerk's clock stands at ``now``."""
 
@@ -77,8 +68,7 @@ class LoadProcess:
         self.now = T0 - 10 * S
         self.socket, link = socket.socketpair()
         self.socket.setblocking(False)
-        self.rank = FakeRank()
-        self.clerk = Clerk(to, link, lambda: self.now, self.rank)
+        self.clerk = Clerk(to, link, lambda: self.now)
         self.link = link
         self._splitter = Splitter()
 
@@ -103,6 +93,20 @@ class LoadProcess:
         self.clerk._work.close()
 
 
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """With how many frames each call to send was made."""
+    made: list[int] = []
+    send = socket.socket.sendmsg
+
+    def sendmsg(link: socket.socket, frames: Sequence[bytes]) -> int:
+        made.append(len(frames))
+        return send(link, frames)
+
+    monkeypatch.setattr(socket.socket, "sendmsg", sendmsg)
+    return made
+
+
 @contextmanager
 def load_process(to: LoadJob) -> Iterator[LoadProcess]:
     one = LoadProcess(to)
@@ -121,6 +125,12 @@ def answered(shot: int, at: int = 0, body: bytes = ANSWER, **changes: Any) -> Cl
     t = T0 + at
     raw = Raw(t - 10 * MS, False, t - 10 * MS, t - MS, 0, 200, {}, log_of([t - MS], [0], [body]), "complete")
     return Closed(shot, t - 10 * MS, t - 10 * MS, t - 10 * MS, t, **{"raw": raw, **changes})
+
+
+def request_of(frame: Frame) -> tuple[dict[str, str], Any]:
+    """The headers and the body of what goes over the wire."""
+    head, _, body = frame[3].partition(b"\r\n\r\n")
+    return dict(line.split(": ", 1) for line in head.decode().split("\r\n")[1:]), json.loads(body)
 
 
 def clock(mono: int, offset: int = 0) -> Frame:
@@ -142,29 +152,47 @@ def test_bodies_are_made_ahead_of_their_time_in_order(tmp_path: Path) -> None:
         assert [frame[:3] for frame in process.says()] == [("body", 2, 1)]
 
 
-def test_it_is_last_while_nothing_is_urgent(tmp_path: Path) -> None:
-    """Not before the load begins, nor with a body that is late for us, nor when the load is over."""
-    with load_process(job(tmp_path, shot(0, 1.0), shot(1, 20.0))) as process:
-        process.says()
-        assert not process.rank.last
-        process.says(("t0", T0), clock(T0))
-        process.says()
-        assert process.rank.last
-        process.now = T0 + 18 * S  # nobody let it run for long
-        process.says()
-        assert not process.rank.last
-        process.says()
-        assert process.rank.last
-        process.says(("end",))
-        assert not process.rank.last
+def test_many_bodies_are_made_in_one_go(tmp_path: Path) -> None:
+    """Once one is to be made, those that are due a spell after it are made with it, and none beyond."""
+    dues = [0, MS, SPELL_NS, SPELL_NS + 1, 9 * S]
+    plan = [replace(shot(id), due_ns=due) for id, due in enumerate(dues)]
+    with load_process(job(tmp_path, *plan)) as process:
+        process.now = T0 - LOOK_AHEAD_NS - 1
+        assert process.says(("t0", T0)) == []
+        process.now += 1
+        assert [frame[:2] for frame in process.says()] == [("body", id) for id in range(3)]
+        process.now += SPELL_NS
+        assert process.says() == []
+        process.now += 1
+        assert [frame[:2] for frame in process.says()] == [("body", 3)]
 
 
-def test_it_is_never_last_where_a_body_waits_for_an_answer(tmp_path: Path) -> None:
-    """Which must be understood at once."""
-    with load_process(job(tmp_path, shot(0, 1.0), later(1, 0))) as process:
-        process.says(("t0", T0), clock(T0))
-        process.says()
-        assert not process.rank.last
+@pytest.mark.parametrize(
+    ("dues", "ways"),
+    [
+        ([1.0, 1.5, 2.9, 3.0], 0),
+        ([3.1, 3.5, 3.6], 2),
+        ([1.0, 2.0, 3.5, 3.6], 2),
+    ],
+)
+def test_it_makes_way_between_bodies_only_if_the_next_one_has_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dues: list[float], ways: int
+) -> None:
+    """Making way costs a slice of the core, which a clerk in a hurry cannot spare for each body."""
+    made: list[None] = []
+    monkeypatch.setattr(clerk, "_make_way", lambda: made.append(None))
+    with load_process(job(tmp_path, *(shot(id, due) for id, due in enumerate(dues)))) as process:
+        process.now = T0
+        assert len(process.says(("t0", T0))) == len(dues)
+        assert len(made) == ways
+
+
+def test_what_it_says_goes_together(tmp_path: Path, calls: list[int]) -> None:
+    """Each call wakes the load process, on the same core."""
+    with load_process(job(tmp_path, *(shot(id) for id in range(40)))) as process:
+        process.now = T0
+        assert len(process.says(("t0", T0))) == 40
+        assert calls == [TOGETHER, TOGETHER, 40 - 2 * TOGETHER]
 
 
 def test_later_turns_get_their_bodies_before_the_word(tmp_path: Path) -> None:
@@ -174,7 +202,7 @@ def test_later_turns_get_their_bodies_before_the_word(tmp_path: Path) -> None:
         process.says(("t0", T0), clock(T0))
         *bodies, told = process.says(pack_closed(answered(0)))
         assert [frame[:3] for frame in bodies] == [("body", 1, 1), ("body", 2, 1)]
-        said = json.loads(bodies[0][6])["messages"][0]
+        said = request_of(bodies[0])[1]["messages"][0]
         assert said == {"role": "assistant", "content": "yes"}
         assert told == ("told", 0, True, "completed", T0 - MS, "warmup")
 
@@ -204,7 +232,7 @@ def test_the_next_attempt_has_its_body_when_it_is_due(tmp_path: Path) -> None:
         (first,) = process.says(("t0", T0), clock(T0))
         (second,) = process.says(pack_closed(answered(0, last=False)))
         assert second[:3] == ("body", 0, 2)
-        ids = [dict(frame[5])["X-Request-Id"] for frame in (first, second)]
+        ids = [request_of(frame)[0]["X-Request-Id"] for frame in (first, second)]
         assert ids == ["run-0", "run-0.2"]
 
 
@@ -226,11 +254,13 @@ def test_a_long_prompt_goes_through_the_socket_in_pieces(tmp_path: Path) -> None
         process.now = T0
         process.socket.sendall(framed(("t0", T0)))
         frames: list[Frame] = []
-        while not frames:
+        for _ in range(10_000):
             process.clerk.step()
-            frames = process.heard()
+            frames += process.heard()
+            if frames:
+                break
         (body,) = frames
-        assert len(json.loads(body[6])["messages"][0]["content"].split()) == 1_500_000
+        assert len(request_of(body)[1]["messages"][0]["content"].split()) == 1_500_000
 
 
 # --- understanding
@@ -251,8 +281,11 @@ def test_it_waits_for_the_clock_without_spinning(tmp_path: Path) -> None:
         assert [record.outcome for record in records_of(to)] == [Outcome.COMPLETED] * 2
 
 
-def test_what_came_in_before_the_load_process_was_killed_is_written(tmp_path: Path) -> None:
-    """Whole frames to the last one, whatever the clock says of them; half a frame is nothing."""
+def test_what_came_in_before_the_load_process_was_killed_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole frames to the last one, whatever the clock says of them; half a frame is nothing. If it was made
+    the last one before, nobody else takes that back."""
     to = job(tmp_path, *(shot(k) for k in range(300)))
     with load_process(to) as process:
         process.says(("t0", T0))
@@ -263,8 +296,13 @@ def test_what_came_in_before_the_load_process_was_killed_is_written(tmp_path: Pa
             process.heard()
         process.socket.send(framed(pack_closed(answered(250)))[:-1])
         process.socket.close()
+        ticks = count(T0, 2 * MS)  # it takes many slices
+        process.clerk._clock = lambda: next(ticks)
+        left: list[bool] = []
+        monkeypatch.setattr(clerk, "come_back", lambda: left.append(process.clerk._waiting()))
         process.clerk.run()
     assert [record.id for record in records_of(to)] == list(range(250))
+    assert left == [True], "it has to come back by itself, before it goes on"
 
 
 def test_attempts_and_what_was_never_sent_are_filed_apart(tmp_path: Path) -> None:
@@ -290,13 +328,199 @@ def test_attempts_and_what_was_never_sent_are_filed_apart(tmp_path: Path) -> Non
     assert sorted((r.id, r.attempt) for r in read_list(Path(to.attempts))) == [(0, 1), (1, 1)]
 
 
+# --- the desk
+
+
+class Wire:
+    """A desk on the running loop, and the other end of its socket, which takes what it is asked to."""
+
+    def __init__(self, buffer: int) -> None:
+        ours, self.theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
+        self.theirs.setblocking(False)
+        self.fd = ours.fileno()
+        self.lost: list[BaseException] = []
+        self.desk = ClerkDesk(ours, self.lost.append)
+        self._splitter = Splitter()
+
+    def arrived(self) -> list[Frame]:
+        """Since the last time."""
+        try:
+            data = self.theirs.recv(1 << 20)
+        except BlockingIOError:
+            return []
+        return [unpacked(body) for body in self._splitter.feed(data)]
+
+
+@contextmanager
+def wire(buffer: int = 1 << 20) -> Iterator[Wire]:
+    one = Wire(buffer)
+    try:
+        yield one
+    finally:
+        one.desk.close()
+        one.theirs.close()
+
+
+def over(shot: int, **changes: Any) -> Frame:
+    return pack_closed(answered(shot, **changes))
+
+
+def test_what_nobody_waits_for_is_held_for_a_moment() -> None:
+    """The first one says until when, the next one begins anew."""
+
+    async def main(clock: Clock) -> None:
+        with wire() as one:
+            for begin in (0, 2):
+                since = clock()
+                one.desk.closed(answered(begin), awaited=False)
+                await asyncio.sleep(0.6 * HOLD_S)
+                one.desk.unsent(Unsent(begin + 1, "window", "interrupted"))
+                await asyncio.sleep(0.399 * HOLD_S)
+                assert (one.arrived(), one.desk.unsaid) == ([], 2)
+                await asyncio.sleep(0.002 * HOLD_S)
+                assert one.arrived() == [over(begin), pack_unsent(Unsent(begin + 1, "window", "interrupted"))]
+                assert clock() - since < 1.01 * HOLD_S * S
+
+    run_virtual(main)
+
+
+def test_as_many_as_go_together_are_not_held(calls: list[int]) -> None:
+    """With one call; who comes after them is held as long as anybody, not until the moment of the first."""
+
+    async def main(clock: Clock) -> None:
+        with wire() as one:
+            for k in range(TOGETHER - 1):
+                one.desk.closed(answered(k), awaited=False)
+            assert one.arrived() == []
+            await asyncio.sleep(0.9 * HOLD_S)
+            one.desk.closed(answered(TOGETHER - 1), awaited=False)
+            assert one.arrived() == [over(k) for k in range(TOGETHER)]
+            assert calls == [TOGETHER]
+            one.desk.closed(answered(TOGETHER), awaited=False)
+            await asyncio.sleep(0.9 * HOLD_S)
+            assert one.arrived() == []
+            await asyncio.sleep(0.2 * HOLD_S)
+            assert one.arrived() == [over(TOGETHER)]
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("what", ["awaited", "not the last attempt", "dropped by a cap"])
+def test_what_somebody_waits_for_goes_at_once(what: str, calls: list[int]) -> None:
+    """After what was held before it, and with it."""
+    dropped = Unsent(1, "window", "cap", 5 * MS, Outcome.DROPPED)
+
+    async def main(clock: Clock) -> None:
+        with wire() as one:
+            one.desk.closed(answered(0), awaited=False)
+            assert one.arrived() == []
+            match what:
+                case "awaited":
+                    one.desk.closed(answered(1), awaited=True)
+                    urgent = [over(1)]
+                case "not the last attempt":
+                    one.desk.closed(answered(1, last=False), awaited=False)
+                    urgent = [over(1, last=False)]
+                case _:
+                    one.desk.unsent(dropped)
+                    urgent = [pack_unsent(dropped)]
+            assert one.arrived() == [over(0), *urgent]
+            assert calls == [2]
+            await asyncio.sleep(2 * HOLD_S)
+            assert (one.arrived(), calls) == ([], [2])
+
+    run_virtual(main)
+
+
+def test_a_socket_that_is_full_for_a_while_loses_nothing(calls: list[int]) -> None:
+    """Until it is read again nobody asks it to take more; then all goes in order, and all is as before."""
+
+    async def main(clock: Clock) -> None:
+        with wire(buffer=4096) as one:
+            body = ANSWER + b": pad\n\n" * 300
+            for k in range(60):
+                one.desk.closed(answered(k, body=body), awaited=k % 3 == 0)
+            tried = len(calls)
+            for k in range(60, 200):
+                one.desk.closed(answered(k, body=body), awaited=k % 3 == 0)
+            await asyncio.sleep(1)
+            assert len(calls) == tried
+            assert one.desk.unsaid > 150
+            arrived: list[Frame] = []
+            for _ in range(2000):
+                arrived += one.arrived()
+                await asyncio.sleep(0)
+            assert arrived == [over(k, body=body) for k in range(200)]
+            assert one.desk.unsaid == 0
+            assert not asyncio.get_running_loop().remove_writer(one.fd)
+            one.desk.closed(answered(200), awaited=False)
+            assert one.arrived() == []
+            await asyncio.sleep(1.1 * HOLD_S)
+            assert one.arrived() == [over(200)]
+            assert one.lost == []
+
+    run_virtual(main)
+
+
+def test_a_desk_that_is_closed_rings_no_more() -> None:
+    """Whatever it still held: the clerk hears that the socket is closed, and nobody that anything is lost."""
+
+    async def main(clock: Clock) -> None:
+        with wire() as one:
+            one.desk.closed(answered(0), awaited=False)
+            one.desk.close()
+            await asyncio.sleep(2 * HOLD_S)
+            assert one.lost == []
+            assert one.theirs.recv(1) == b""
+
+    run_virtual(main)
+
+
+def test_a_clerk_that_goes_while_something_is_held_is_lost_once() -> None:
+    """What was held for it is nothing any more."""
+
+    async def main(clock: Clock) -> None:
+        with wire() as one:
+            one.desk.closed(answered(0), awaited=False)
+            one.theirs.close()
+            await asyncio.sleep(2 * HOLD_S)
+            assert [type(error) for error in one.lost] == [ClerkLost]
+            assert one.desk.unsaid == 0
+
+    run_virtual(main)
+
+
+def test_the_stock_is_the_bodies_that_nobody_has_used() -> None:
+    """By it the load process knows how far they reach."""
+
+    async def main(clock: Clock) -> None:
+        with wire() as one:
+            used: list[Request] = []
+            assert one.desk.body(1, 1) is None
+            one.desk.want(1, 1, lambda request, streamed: used.append(request))
+            one.desk.unsent(Unsent(4, "window", "interrupted", 0))
+            assert one.desk.stock == 0
+            for id in range(5):
+                one.theirs.sendall(framed(("body", id, 1, b"%d" % id, True)))
+            await asyncio.sleep(0.01)
+            assert one.desk.stock == 3
+            assert one.desk.body(0, 1) == (b"0", True)
+            assert one.desk.body(0, 1) is None
+            one.desk.unsent(Unsent(2, "window", "interrupted"))
+            assert one.desk.stock == 1
+            assert used == [b"1"]
+
+    run_virtual(main)
+
+
 # --- gone
 
 
 class Mute:
     """A Transport that never answers."""
 
-    def send(self, request: HttpRequest, sink: Sink) -> Callable[[], None]:
+    def send(self, request: Request, sink: Sink) -> Callable[[], None]:
         return lambda: None
 
     async def close(self) -> None: ...
@@ -319,7 +543,7 @@ def test_a_clerk_that_is_gone_ends_the_run(stage: str) -> None:
         else:
             theirs.sendall(framed(("ready",)))
             for id in range(2):
-                theirs.sendall(framed(("body", id, 1, "POST", "/", (), b"{}", True)))
+                theirs.sendall(framed(("body", id, 1, b"POST / HTTP/1.1\r\n\r\n{}", True)))
             await desk.ready
             wait = 0.5 if stage == "before t0" else 1.5
             asyncio.get_running_loop().call_later(wait, theirs.close)
@@ -360,18 +584,18 @@ def test_a_full_disk_is_said_and_ends_the_clerk(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         command = [sys.executable, "-m", "loadgen.clerk", str(tmp_path / "job.json"), str(theirs.fileno())]
-        clerk = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE)
+        child = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE)
         theirs.close()
         for frame in (("t0", monotonic()), pack_closed(answered(0)), ("end",)):
             ours.sendall(framed(frame))
-        _, log = clerk.communicate(timeout=60)
+        _, log = child.communicate(timeout=60)
         said = b""
         while data := ours.recv(1 << 20):
             said += data
     frames = [unpacked(body) for body in Splitter().feed(said)]
     assert frames[-1][0] == "error"
     assert "No space left" in frames[-1][1]
-    assert clerk.returncode == 3
+    assert child.returncode == 3
     assert b"Traceback" in log
 
 

@@ -34,7 +34,7 @@ from loadgen.render import Renderer
 from loadgen.rules import Cap, Retries, Rules, Timeouts
 from loadgen.targets import OpenAIChat
 from loadgen.text import Prompter, TextMaker
-from loadgen.transport import HttpRequest, Sink
+from loadgen.transport import HttpRequest, Request, Sink
 from results.record import Outcome, Record
 from results.recordfile import read_list
 
@@ -85,13 +85,19 @@ class Target:
     behave: Callable[[int, int], str]
     sends: list[tuple[int, int, int]] = field(default_factory=list)
 
-    def send(self, request: HttpRequest, sink: Sink) -> Callable[[], None]:
-        name = dict(request.headers)["X-Request-Id"].rpartition("-")[2]
+    def send(self, request: Request, sink: Sink) -> Callable[[], None]:
+        name = _request_id(request).rpartition("-")[2]
         shot, attempt = (int(n) for n in (name if "." in name else f"{name}.1").split("."))
         self.sends.append((shot, attempt, self.clock()))
         return _Exchange(self.clock, sink, BEHAVIOURS[self.behave(shot, attempt)]).end
 
     async def close(self) -> None: ...
+
+
+def _request_id(request: Request) -> str:
+    if isinstance(request, HttpRequest):
+        return dict(request.headers)["X-Request-Id"]
+    return request.partition(b"X-Request-Id: ")[2].partition(b"\r\n")[0].decode()
 
 
 class _Exchange:

@@ -141,20 +141,31 @@ HINTS = st.lists(st.sampled_from([b"xxx", b"error", b"ch"]), max_size=2).map(tup
     st.sampled_from([USUAL, b"", b"d", b"\n\n\n"]),
     st.booleans(),
     HINTS,
+    st.sampled_from([b"", b"HTTP/1.1 200 OK\r\n\r\n"]),
+    st.booleans(),
 )
 def test_both_lanes_take_the_same(
-    pieces: list[bytes], drop: int, usual: bytes, first: bool, hints: tuple[bytes, ...]
+    pieces: list[bytes],
+    drop: int,
+    usual: bytes,
+    first: bool,
+    hints: tuple[bytes, ...],
+    head: bytes,
+    ends: bool,
 ) -> None:
     """Usual chunks, one or many, sizes that are wrong or oddly written, cut ends, and any bytes; the first
-    read of a lane, or a later one, which may hold a hint."""
+    read of a lane, or a later one, which may hold a hint; heads, and whole answers with their end."""
+    if ends:
+        pieces = [head, *pieces, chunk(b"x\n\ndata: [DONE]\n\n"), b"0\r\n\r\n"]
     whole = b"".join(pieces)
     data = whole[: len(whole) - drop] if drop < 20 else whole
 
     def taken() -> object:
-        lane = make_lane(usual, hints, log := make_log())
+        lane = make_lane(usual, hints, log := make_log(), head)
         if not first:
-            lane.take(1, chunk(usual + b"?\n\n"), 0)
-        return lane.take(5, data, 7), lane.took, log.users, log.reals, log.chunks
+            lane.take(1, head + chunk(usual + b"?\n\n"), 0)
+        took = lane.take(5, data, 7), lane.took, lane.over, lane.headers_at, lane.headers_real
+        return took, log.users, log.reals, log.chunks
 
     a, b = both(taken)
     assert a == b

@@ -7,13 +7,14 @@ import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from loadgen import owncores
 from loadgen.health import merged
-from loadgen.owncores import can_be_kept_awake, elsewhere, kept_awake
+from loadgen.owncores import Rank, _could_come_back, can_be_kept_awake, elsewhere, kept_awake
 
 
 @pytest.fixture
@@ -92,22 +93,82 @@ def test_a_target_is_elsewhere_if_its_address_is_none_of_ours() -> None:
         assert elsewhere(f"https://{host}/v1"), host
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="policies of Linux's scheduler")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="policies of Linux's scheduler")
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """Another process, which nobody has placed yet."""
+    with subprocess.Popen(["sleep", "60"]) as child:
+        yield child
+        child.kill()
+
+
+def places(child: subprocess.Popen[bytes], rank: Rank, *last: bool) -> list[int]:
+    """The policies that it has one after the other."""
+    seen = []
+    for one in last:
+        rank.be(one)
+        seen.append(os.sched_getscheduler(child.pid))
+    return seen
+
+
+@linux
+def test_a_process_is_last_while_it_is_wanted_so(sleeper: subprocess.Popen[bytes]) -> None:
+    """And behind the others, but not last, otherwise; whoever places it stays where it is."""
+    if not _could_come_back():
+        pytest.skip("nobody may come back from being last here")
+    own, rank = os.sched_getscheduler(0), Rank(sleeper.pid, may_be_last=True)
+    assert not rank.last
+    seen = places(sleeper, rank, True, True, False, False, True)
+    last, back = os.SCHED_IDLE, os.SCHED_BATCH
+    assert seen == [last, last, back, back, last]
+    assert rank.last
+    assert os.sched_getscheduler(0) == own
+
+
+@linux
 @pytest.mark.parametrize("may", [False, True])
-def test_a_process_is_last_only_where_it_can_come_back(may: bool) -> None:
-    """In a process of its own: what is nice once stays so."""
-    code = f"""
+def test_a_process_that_may_not_be_last_is_left_alone(
+    sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, may: bool
+) -> None:
+    """Where other things are to run, or where it could not be brought back."""
+    monkeypatch.setattr(owncores, "_could_come_back", lambda: not may)
+    before = os.sched_getscheduler(sleeper.pid)
+    rank = Rank(sleeper.pid, may_be_last=may)
+    assert places(sleeper, rank, True, False, True) == [before] * 3
+    assert not rank.last
+
+
+@linux
+@pytest.mark.parametrize("was_last", [False, True])
+def test_a_process_that_has_ended_has_no_place(sleeper: subprocess.Popen[bytes], was_last: bool) -> None:
+    """Its load process may not have heard of it yet."""
+    rank = Rank(sleeper.pid, may_be_last=True)
+    rank.be(was_last)
+    sleeper.kill()
+    sleeper.wait()
+    rank.be(not was_last)
+    rank.be(was_last)
+
+
+@linux
+def test_who_steps_back_stays_behind_the_others() -> None:
+    """In a process of its own, since what is nice once stays so. To try whether one could come back from
+    being last leaves everything as it was."""
+    code = """
 import os
-from loadgen.owncores import Rank, _could_come_back
+from loadgen.owncores import NICENESS, _could_come_back, come_back, step_back
+was = os.nice(0)
+os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 back = _could_come_back()
-assert os.sched_getscheduler(0) == os.SCHED_OTHER
-rank = Rank({may})
-seen = [os.sched_getscheduler(0)]
-for last in (True, True, False, True):
-    rank.be(last)
-    seen.append(os.sched_getscheduler(0))
-there = os.SCHED_IDLE if back and {may} else os.SCHED_BATCH
-assert seen == [os.SCHED_BATCH, there, there, os.SCHED_BATCH, there], (seen, back)
+assert (os.sched_getscheduler(0), os.nice(0)) == (os.SCHED_OTHER, was)
+step_back()
+assert (os.sched_getscheduler(0), os.nice(0)) == (os.SCHED_BATCH, min(19, was + NICENESS))
+if back:
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    come_back()
+    assert (os.sched_getscheduler(0), os.nice(0)) == (os.SCHED_BATCH, min(19, was + NICENESS))
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 

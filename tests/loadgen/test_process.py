@@ -17,7 +17,7 @@ from loadgen.arrivals import Constant
 from loadgen.clock import monotonic
 from loadgen.job import LoadJob, TargetJob
 from loadgen.observed_io import read_observed
-from loadgen.owncores import NICENESS, can_be_kept_awake
+from loadgen.owncores import NICENESS, _could_come_back, can_be_kept_awake
 from loadgen.plan import Load, Phases, Plan
 from loadgen.plan_io import write_plan
 from loadgen.rules import Rules, Timeouts
@@ -52,8 +52,8 @@ async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
         writer.transport.abort()
 
 
-def job(tmp_path: Path, url: str, own_cores: bool | None = None) -> LoadJob:
-    load = Load("chat", Constant(10.0), Sessions(2, 12, 4, 1, 0.05))
+def job(tmp_path: Path, url: str, own_cores: bool | None = None, turns: int = 2) -> LoadJob:
+    load = Load("chat", Constant(10.0), Sessions(turns, 12, 4, 1, 0.05))
     write_plan(Plan.make([load], Phases(window=1.2, drain=2.0), 1), tmp_path / "plan.parquet")
     options = {"model": "m", "own": True, "token_ids": True}
     return LoadJob(
@@ -73,12 +73,12 @@ Talk = Callable[[asyncio.subprocess.Process, list[dict[str, Any]]], Awaitable[No
 
 
 async def process(
-    tmp_path: Path, talk: Talk, url: str | None = None, own_cores: bool | None = None
+    tmp_path: Path, talk: Talk, url: str | None = None, own_cores: bool | None = None, turns: int = 2
 ) -> tuple[list[dict[str, Any]], int]:
     """Start the process against a loopback engine; ``talk`` is called once it is ready."""
     server = await asyncio.start_server(engine, "127.0.0.1", 0)
     url = url or f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    (tmp_path / "job.json").write_text(json.dumps(job(tmp_path, url, own_cores).as_dict()))
+    (tmp_path / "job.json").write_text(json.dumps(job(tmp_path, url, own_cores, turns).as_dict()))
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -143,6 +143,32 @@ def test_the_clerk_stands_behind_its_load_process(tmp_path: Path, own_cores: boo
     events, code = asyncio.run(process(tmp_path, talk, own_cores=own_cores))
     assert code == 0
     assert events[-1]["signals"]["awake"] is (bool(own_cores) and can_be_kept_awake())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="policies of Linux's scheduler")
+@pytest.mark.parametrize(
+    ("own_cores", "turns", "may"), [(True, 1, True), (True, 2, False), (False, 1, False)]
+)
+def test_the_clerk_is_last_while_its_load_has_time(
+    tmp_path: Path, own_cores: bool, turns: int, may: bool
+) -> None:
+    """On cores where nothing else is to run, unless a body waits for an answer, which must be understood at
+    once."""
+    may = may and _could_come_back()
+    policies: list[int] = []
+
+    async def talk(child: asyncio.subprocess.Process, events: list[dict[str, Any]]) -> None:
+        (clerk,) = children_of(child.pid)
+        say(child, start=monotonic() + 10**11)
+        until = monotonic() + (10**10 if may else 3 * 10**8)
+        while os.sched_getscheduler(clerk) != os.SCHED_IDLE and monotonic() < until:
+            await asyncio.sleep(0.01)
+        policies.append(os.sched_getscheduler(clerk))
+        say(child, stop=True)
+
+    _, code = asyncio.run(process(tmp_path, talk, own_cores=own_cores, turns=turns))
+    assert code == 0
+    assert policies == [os.SCHED_IDLE if may else os.SCHED_BATCH]
 
 
 @pytest.mark.parametrize("how", ["stop", "eof"])
