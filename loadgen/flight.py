@@ -135,12 +135,23 @@ class Flight:
 
     def _looks(self) -> EndWatch | None:
         """Who watches the stream, also one whose head the lane has taken."""
-        if self._watch is None and self._expected is not None:
+        if self._begun():
             self._watch = EndWatch(self._dialect, self._habit, self._lane_of)
         return self._watch
 
+    def _begun(self) -> bool:
+        """Whether the lane has taken the head and nobody knew."""
+        head, lane, raw = self._expected, self._lane, self.raw
+        if head is None or lane is None or not lane.headers_at:
+            return False
+        raw.headers_at, raw.headers_real = lane.headers_at, lane.headers_real
+        raw.status, raw.headers = head.status, head.headers
+        self._expected = None
+        return True
+
     def last(self, t: int) -> None:
-        """The lane has taken the read that ended the answer."""
+        """The lane has taken the read that ended the answer, and with it the exchange."""
+        self.disconnected = True
         if not self.over:
             self._ended(self, t)
 
@@ -156,11 +167,9 @@ class Flight:
         return self._lane
 
     def end(self) -> None:
-        """It is over; what its lane has taken of the head is known from now on."""
-        self.over, lane, head, raw = True, self._lane, self._expected, self.raw
-        if lane is not None and head is not None and lane.headers_at:
-            raw.headers_at, raw.headers_real = lane.headers_at, lane.headers_real
-            raw.status, raw.headers = head.status, head.headers
+        """It is over."""
+        self.over = True
+        self._begun()
         self.wait_no_more()
 
     def closed(self, t: int, how: Ending, detail: str) -> None:

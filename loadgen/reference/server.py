@@ -8,6 +8,7 @@ import socket
 import struct
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from loadgen.clock import Clock, monotonic
@@ -292,7 +293,8 @@ def new_listener(host: str, port: int, shared: bool) -> socket.socket:
             raise OSError(f"{sys.platform} does not let several processes share a port")
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     if hasattr(socket, "TCP_CONGESTION"):  # the plainest one: some reckon at each acknowledgement
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+        with suppress(OSError):
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
     try:
         listener.bind((host, port))
     except OSError:
