@@ -55,6 +55,11 @@ class ClerkDesk:
         return len(self._bodies)
 
     @property
+    def awaited(self) -> bool:
+        """Whether somebody waits for a body."""
+        return bool(self._wanted)
+
+    @property
     def unsaid(self) -> int:
         """Frames that wait for the clerk to read."""
         return len(self._out)
@@ -93,9 +98,9 @@ class ClerkDesk:
 
     def close(self) -> None:
         """Idempotent."""
-        for timer in (self._clock, self._held):
-            if timer is not None:
-                timer.cancel()
+        if self._clock is not None:
+            self._clock.cancel()
+        self._hold_no_more()
         if self._link.fileno() >= 0:
             self._loop.remove_reader(self._link.fileno())
             self._loop.remove_writer(self._link.fileno())
@@ -125,9 +130,7 @@ class ClerkDesk:
             self._held = self._loop.call_later(HOLD_S, self._flush)
 
     def _flush(self) -> None:
-        if self._held is not None:
-            self._held.cancel()
-            self._held = None
+        self._hold_no_more()
         try:
             self._out.flush()
         except OSError as error:
@@ -139,6 +142,11 @@ class ClerkDesk:
         elif self._full and not full:
             self._loop.remove_writer(self._link.fileno())
         self._full = full
+
+    def _hold_no_more(self) -> None:
+        if self._held is not None:
+            self._held.cancel()
+            self._held = None
 
     def _hear(self) -> None:
         try:
@@ -181,6 +189,7 @@ class ClerkDesk:
             self._loop.remove_reader(self._link.fileno())
             self._loop.remove_writer(self._link.fileno())
         self._out.clear()
+        self._hold_no_more()
         error = ClerkLost(why)
         for future in (self.ready, self._done):
             if not future.done():

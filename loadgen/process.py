@@ -101,7 +101,8 @@ class _LoadProcess:
             t0 = job.t0_ns if job.t0_ns is not None else await self._told_to_start()
             if t0 is None:
                 return OK
-            waits = any(shot.due_ns is None for shot in shots)  # for answers, to be understood at once
+            # For answers, to be understood at once.
+            waits = job.rules.retries.max > 0 or any(shot.due_ns is None for shot in shots)
             self._rank = Rank(self._clerk, may_be_last=self._own_cores and not waits)
             self._driver = driver = Driver(shots, phases, desk, dialect, client, monotonic, t0, job.rules)
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._stop)
@@ -198,9 +199,9 @@ async def _warm(client: Client, job: LoadJob, files: int | None) -> None:
 
 
 async def _measure(meter: HealthMeter, t0: int, window: tuple[int, int]) -> None:
-    await sleep_until(t0 + window[0], monotonic)
-    meter.begin()
     try:
+        await sleep_until(t0 + window[0], monotonic)
+        meter.begin()
         await sleep_until(t0 + window[1], monotonic)
     finally:
         meter.end()
@@ -212,7 +213,7 @@ async def _place(rank: Rank, driver: Driver, desk: ClerkDesk) -> None:
         while True:
             bare = driver.planned(skip=desk.stock)
             ample = bare is None or bare > monotonic() + _AMPLE_NS
-            rank.be(last=ample and desk.unsaid < _MOST_UNSAID)
+            rank.be(last=ample and not desk.awaited and desk.unsaid < _MOST_UNSAID)
             await asyncio.sleep(_PLACE_S)
     finally:
         rank.be(last=False)

@@ -29,6 +29,8 @@ def clock(value: str) -> int:
     day, hour, minute, second, fraction, _, sign, ahead_h, ahead_m = found.groups()
     if int(hour) > 23 or int(minute) > 59 or int(second) > 59:
         raise ValueError(f"{shown(value)} is no time of day")
+    if not 1900 <= int(day[:4]) <= 2200:  # ns in 64 bits reach from 1678 to 2262
+        raise ValueError(f"{shown(value)} is not a time of our days")
     s = _days(day) * 86_400 + int(hour) * 3600 + int(minute) * 60 + int(second)
     if sign is not None:
         s -= (int(ahead_h) * 60 + int(ahead_m)) * 60 * (1 if sign == "+" else -1)

@@ -50,6 +50,7 @@ class Fake:
     dues: Sequence[int] = ()
     stock: int = 0
     unsaid: int = 0
+    awaited: bool = False
     wrong: Exception | None = None
     finished: Callable[[], None] = field(default=lambda: None)
 
@@ -147,6 +148,9 @@ def test_it_is_brought_back_without_a_word_of_its_own(virtual: Callable[[Clock],
             fake.unsaid = 0
             await asyncio.sleep(LOOK_S)
             assert rank.last
+            fake.awaited = True
+            await asyncio.sleep(LOOK_S)
+            assert not rank.last
 
     run_virtual(main)
 

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from loadgen.observed_io import read_observed
 from loadgen.owncores import NICENESS, _could_come_back, can_be_kept_awake
 from loadgen.plan import Load, Phases, Plan
 from loadgen.plan_io import write_plan
-from loadgen.rules import Rules, Timeouts
+from loadgen.rules import Retries, Rules, Timeouts
 from loadgen.workload import Sessions
 from results.recordfile import read_records
 
@@ -73,12 +74,19 @@ Talk = Callable[[asyncio.subprocess.Process, list[dict[str, Any]]], Awaitable[No
 
 
 async def process(
-    tmp_path: Path, talk: Talk, url: str | None = None, own_cores: bool | None = None, turns: int = 2
+    tmp_path: Path,
+    talk: Talk,
+    url: str | None = None,
+    own_cores: bool | None = None,
+    turns: int = 2,
+    tries: int = 1,
 ) -> tuple[list[dict[str, Any]], int]:
     """Start the process against a loopback engine; ``talk`` is called once it is ready."""
     server = await asyncio.start_server(engine, "127.0.0.1", 0)
     url = url or f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    (tmp_path / "job.json").write_text(json.dumps(job(tmp_path, url, own_cores, turns).as_dict()))
+    made = job(tmp_path, url, own_cores, turns)
+    made = replace(made, rules=replace(made.rules, retries=Retries(tries - 1)))
+    (tmp_path / "job.json").write_text(json.dumps(made.as_dict()))
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -147,13 +155,14 @@ def test_the_clerk_stands_behind_its_load_process(tmp_path: Path, own_cores: boo
 
 @pytest.mark.skipif(sys.platform != "linux", reason="policies of Linux's scheduler")
 @pytest.mark.parametrize(
-    ("own_cores", "turns", "may"), [(True, 1, True), (True, 2, False), (False, 1, False)]
+    ("own_cores", "turns", "tries", "may"),
+    [(True, 1, 1, True), (True, 2, 1, False), (True, 1, 2, False), (False, 1, 1, False)],
 )
 def test_the_clerk_is_last_while_its_load_has_time(
-    tmp_path: Path, own_cores: bool, turns: int, may: bool
+    tmp_path: Path, own_cores: bool, turns: int, tries: int, may: bool
 ) -> None:
     """On cores where nothing else is to run, unless a body waits for an answer, which must be understood at
-    once."""
+    once: that of a later turn or of another attempt."""
     may = may and _could_come_back()
     policies: list[int] = []
 
@@ -166,7 +175,7 @@ def test_the_clerk_is_last_while_its_load_has_time(
         policies.append(os.sched_getscheduler(clerk))
         say(child, stop=True)
 
-    _, code = asyncio.run(process(tmp_path, talk, own_cores=own_cores, turns=turns))
+    _, code = asyncio.run(process(tmp_path, talk, own_cores=own_cores, turns=turns, tries=tries))
     assert code == 0
     assert policies == [os.SCHED_IDLE if may else os.SCHED_BATCH]
 

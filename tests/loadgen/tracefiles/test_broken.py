@@ -75,6 +75,7 @@ LINES = [
     ("azure", 3, "3180", "nan", "'nan' is not a whole number"),
     ("azure", 3, "2023-11-16 18:17:04", "2023-11-31 18:17:04", "TIMESTAMP: "),
     ("azure", 3, "2023-11-16 18:17:04", "2023-11-16 25:17:04", "is no time of day"),
+    ("azure", 3, "2023-11-16 18:17:04", "9999-11-16 18:17:04", "is not a time of our days"),
     ("azure", 3, "2023-11-16 18:17:04", "-3", "is not a time such as"),
     ("azure", 3, ",8", "", "2 fields under 3 columns"),
     ("azure", 3, ",8", ",8,9", "4 fields under 3 columns"),
