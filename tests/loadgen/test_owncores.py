@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import socket
 import struct
 import subprocess
@@ -169,6 +170,26 @@ if back:
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     come_back()
     assert (os.sched_getscheduler(0), os.nice(0)) == (os.SCHED_BATCH, min(19, was + NICENESS))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+@linux
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the number of the system call is that of x86_64")
+def test_who_steps_back_gives_the_core_away_soon() -> None:
+    """Whatever policy it has later; as far as the kernel knows of slices."""
+    code = """
+import ctypes, os, platform, struct
+from loadgen.owncores import SLICE_NS, step_back
+def slice_ns():
+    found = ctypes.create_string_buffer(56)
+    assert ctypes.CDLL(None).syscall(315, 0, found, 56, 0) == 0
+    return struct.unpack_from("=Q", found.raw, 24)[0]
+knows = slice_ns() > 0
+step_back()
+assert not knows or slice_ns() == SLICE_NS
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+assert not knows or slice_ns() == SLICE_NS
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
