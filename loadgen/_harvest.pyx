@@ -61,6 +61,8 @@ cdef enum:
     MOST_READY = 256
     MOST_NEWS = 4
 
+INTERFACE = 2  # what `loadgen.native` asks for
+
 cdef char _buffer[READ_BYTES]
 cdef char _control[64]
 

@@ -26,7 +26,12 @@ def find(name: str) -> ModuleType | None:
         return None
 
 
+INTERFACE = 2
+"""Goes up with each change of what the classes in C are told or give."""
+
 extension = find("loadgen._harvest")
+if extension is not None and getattr(extension, "INTERFACE", 1) != INTERFACE:
+    raise ImportError("loadgen._harvest was built from other sources: build it again, pip install -e .")
 
 
 def reads() -> Literal["native", "python"]:

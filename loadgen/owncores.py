@@ -115,12 +115,14 @@ class Rank:
     def be(self, last: bool) -> None:
         if not self._may or last == self.last:
             return
-        with suppress(ProcessLookupError):  # it has ended
+        try:
             if last and sys.platform == "linux":
                 os.sched_setscheduler(self._pid, os.SCHED_IDLE, os.sched_param(0))
             else:
                 come_back(self._pid)
             self.last = last
+        except OSError:  # it has ended, or is not ours to place any more
+            self._may = False
 
 
 def come_back(pid: int = 0) -> None:

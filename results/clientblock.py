@@ -68,6 +68,6 @@ _OF_PROCESS = (
 def _process(signals: dict[str, Any]) -> dict[str, Any]:
     """One load process: its number, and what it measured of itself (null = it did not say)."""
     found = {name: signals.get(name) for name in ("process", *_OF_PROCESS)}
-    if None in found.values():
+    if any(value is None for name, value in found.items() if name != "bodies_late"):  # older runs lack that
         found["reason"] = signals.get("reason") or "the load process did not report it"
     return found
