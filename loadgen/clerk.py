@@ -36,6 +36,8 @@ LOOK_AHEAD_NS = 4_000_000_000
 """How long before it is due a body is made; 2 s are promised."""
 _HURRY_NS = 3_000_000_000
 """A body that is not made so long before it is due is late for us."""
+EARLY_BYTES = 48_000_000
+"""As much is made before the load begins, when nobody wants the core, whenever it is due."""
 SPELL_NS = 50_000_000
 """With it, those that are due so soon after it are made: many in one go cost much less each."""
 SLICE_NS = 5_000_000
@@ -60,7 +62,7 @@ class Clerk:
         self._out = Outbox(link)
         self._due: Iterator[tuple[int, int]] = iter(())
         self._next: tuple[int, int] | None = None
-        self._second = clock()
+        self._t0 = self._second = clock()
         self._open = True
         self._asked_to_end = False
 
@@ -110,7 +112,7 @@ class Clerk:
             return 0.0
         until = self._second
         if self._next is not None and len(self._out) < _MOST_WAITING:
-            until = min(until, self._next[0] - LOOK_AHEAD_NS)
+            until = min(until, 0 if self._early(self._clock()) else self._next[0] - LOOK_AHEAD_NS)
         return min(max(0.0, (until - self._clock()) / 1e9), 1.0)
 
     # --- the link
@@ -146,7 +148,7 @@ class Clerk:
             case ("clock", mono, offset, half):
                 self._work.clock(ClockSample(mono, offset, half))
             case ("t0", t0):
-                self._due = self._work.begin(t0)
+                self._t0, self._due = t0, self._work.begin(t0)
                 self._next = next(self._due, None)
             case ("end",):
                 self._asked_to_end, self._next = True, None
@@ -177,7 +179,9 @@ class Clerk:
         if self._next is not None and self._next[0] <= soon:
             soon += SPELL_NS
         done = True
-        while self._next is not None and self._next[0] <= soon and len(self._out) < _MOST_WAITING:
+        while self._next is not None and len(self._out) < _MOST_WAITING:
+            if self._next[0] > soon and not self._early(now):
+                break
             if self._clock() > until:
                 done = False
                 break
@@ -187,6 +191,9 @@ class Clerk:
                 _make_way()
         self._flush()
         return done
+
+    def _early(self, now: int) -> bool:
+        return now < self._t0 and self._out.total < EARLY_BYTES
 
     def _understand(self, until: int) -> None:
         """Make records of what waits, until then."""

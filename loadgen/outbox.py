@@ -18,13 +18,17 @@ class Outbox:
     def __init__(self, link: socket.socket) -> None:
         self._link = link
         self._waiting: deque[bytes | memoryview] = deque()
+        self.total = 0
+        """Bytes of all frames so far."""
 
     def __len__(self) -> int:
         """Frames that wait."""
         return len(self._waiting)
 
     def put(self, frame: Frame) -> None:
-        self._waiting.append(framed(frame))
+        data = framed(frame)
+        self._waiting.append(data)
+        self.total += len(data)
 
     def clear(self) -> None:
         self._waiting.clear()

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 from urllib.parse import urlsplit
 
+import orjson
+
 from loadgen.plan import Shot
 from loadgen.targets.base import Payload
 from loadgen.text import Message
@@ -191,12 +193,19 @@ class HttpTarget:
         return {} if self.temperature is None else {"temperature": self.temperature}
 
 
-_compact = json.JSONEncoder(separators=(",", ":")).encode
+_ESCAPED = json.JSONEncoder(separators=(",", ":"))
 JSON = (("Content-Type", "application/json"), ("Accept-Encoding", "identity"))
 
 
 def post(path: str, headers: Headers, body: Payload) -> HttpRequest:
-    return HttpRequest("POST", path, headers, _compact(body).encode())
+    return HttpRequest("POST", path, headers, _compact(body))
+
+
+def _compact(body: Payload) -> bytes:
+    try:
+        return orjson.dumps(body)
+    except TypeError:  # half a surrogate, or a number of more than 64 bits
+        return _ESCAPED.encode(body).encode()
 
 
 def read_key(name: str) -> str:

@@ -140,6 +140,12 @@ def clock(mono: int, offset: int = 0) -> Frame:
 # --- bodies
 
 
+@pytest.fixture
+def none_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clerk, "EARLY_BYTES", 0)
+
+
+@pytest.mark.usefixtures("none_early")
 def test_bodies_are_made_ahead_of_their_time_in_order(tmp_path: Path) -> None:
     """Those that are due within the look-ahead, at once; the next one when its time comes near."""
     with load_process(job(tmp_path, shot(0, 1.0), shot(1, 0.5), shot(2, 9.0))) as process:
@@ -152,6 +158,32 @@ def test_bodies_are_made_ahead_of_their_time_in_order(tmp_path: Path) -> None:
         assert [frame[:3] for frame in process.says()] == [("body", 2, 1)]
 
 
+def test_before_the_load_begins_bodies_are_made_whenever_they_are_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When nobody wants the core, as far as memory goes; it does not wait meanwhile. Later only those whose
+    time comes near."""
+    dues = [0.0, 100.0, 200.0, 300.0, 400.0]
+    with load_process(job(tmp_path, *(shot(id, due) for id, due in enumerate(dues)))) as process:
+        process.now = T0 - 9 * S
+        monkeypatch.setattr(clerk, "EARLY_BYTES", 0)
+        assert process.says(("t0", T0)) == []
+        assert process.clerk._patience() > 0
+        monkeypatch.setattr(clerk, "EARLY_BYTES", process.clerk._out.total + 1)
+        assert process.clerk._patience() == 0
+        assert [frame[1] for frame in process.says()] == [0]
+        assert process.clerk._patience() > 0
+        monkeypatch.setattr(clerk, "EARLY_BYTES", process.clerk._out.total + 500)
+        assert [frame[1] for frame in process.says()] == [1, 2]
+        process.now = T0
+        monkeypatch.setattr(clerk, "EARLY_BYTES", 1 << 30)
+        assert process.says() == []
+        assert process.clerk._patience() > 0
+        process.now = T0 + 300 * S - LOOK_AHEAD_NS
+        assert [frame[1] for frame in process.says()] == [3]
+
+
+@pytest.mark.usefixtures("none_early")
 def test_many_bodies_are_made_in_one_go(tmp_path: Path) -> None:
     """Once one is to be made, those that are due a spell after it are made with it, and none beyond."""
     dues = [0, MS, SPELL_NS, SPELL_NS + 1, 9 * S]

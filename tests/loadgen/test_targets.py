@@ -8,6 +8,8 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loadgen.plan import Part, Shot
 from loadgen.targets import (
@@ -18,7 +20,7 @@ from loadgen.targets import (
     OpenAICompletions,
     OpenAIResponses,
 )
-from loadgen.targets.http import header_fault
+from loadgen.targets.http import header_fault, post
 from loadgen.text import Message
 
 SHOT = Shot(
@@ -310,3 +312,11 @@ def test_token_ids_count_even_when_their_text_is_not_there_yet() -> None:
     choice = {"index": 0, "delta": {"content": ""}, "finish_reason": None, "token_ids": [7, 8]}
     (read,) = OpenAIChat("m").read({"choices": [choice]}).choices
     assert (read.bears_tokens, read.visible, read.count, read.ids) == (True, False, 2, (7, 8))
+
+
+@given(st.text(), st.one_of(st.integers(), st.floats(allow_nan=False, allow_infinity=False)))
+def test_bodies_say_what_they_are_to_say(text: str, number: float) -> None:
+    """Any text and number, half a surrogate and more than 64 bits too."""
+    for said in (text, text + "\ud800"):
+        body = post("/x", (), {"text": said, "number": number}).body
+        assert json.loads(body) == {"text": said, "number": number}
