@@ -8,7 +8,6 @@ import socket
 import struct
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from loadgen.clock import Clock, monotonic
@@ -292,9 +291,6 @@ def new_listener(host: str, port: int, shared: bool) -> socket.socket:
         if not hasattr(socket, "SO_REUSEPORT"):
             raise OSError(f"{sys.platform} does not let several processes share a port")
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    if hasattr(socket, "TCP_CONGESTION"):  # the plainest one: some reckon at each acknowledgement
-        with suppress(OSError):
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
     try:
         listener.bind((host, port))
     except OSError:
