@@ -131,6 +131,11 @@ def test_what_holds_above_a_miss_is_luck() -> None:
         ({"ttft_p99": 2.0, "steal": 0.2}, "client", "20% of the machine's CPU time was stolen"),
         ({"lateness_p99": 2.0, "client_cpu": 0.7, "clerk_cpu": 0.28}, "client", "70% and 28% of their core"),
         ({"lateness_p99": 2.0, "client_cpu": 0.5, "clerk_cpu": 0.1}, "machine", "lateness of sends"),
+        (
+            {"lateness_p99": 2.0, "client_cpu": 0.9, "bodies_late": 7},
+            "client",
+            "7 requests waited for their body",
+        ),
         ({"prevented": "fds", "why": "too few"}, "fds", "too few"),
     ],
 )

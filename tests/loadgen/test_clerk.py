@@ -530,13 +530,16 @@ def test_the_stock_is_the_bodies_that_nobody_has_used() -> None:
         with wire() as one:
             used: list[Request] = []
             assert one.desk.body(1, 1) is None
+            assert not one.desk.awaited
             one.desk.want(1, 1, lambda request, streamed: used.append(request))
             one.desk.unsent(Unsent(4, "window", "interrupted", 0))
             assert one.desk.stock == 0
+            assert one.desk.awaited
             for id in range(5):
                 one.theirs.sendall(framed(("body", id, 1, b"%d" % id, True)))
             await asyncio.sleep(0.01)
             assert one.desk.stock == 3
+            assert not one.desk.awaited
             assert one.desk.body(0, 1) == (b"0", True)
             assert one.desk.body(0, 1) is None
             one.desk.unsent(Unsent(2, "window", "interrupted"))
@@ -556,6 +559,26 @@ class Mute:
         return lambda: None
 
     async def close(self) -> None: ...
+
+
+def test_sends_that_waited_for_their_body_are_counted() -> None:
+    """Of the plan; that of another attempt or turn is made when it is known that it comes."""
+
+    async def main(clock: Clock) -> None:
+        with wire() as one:
+            shots = shot(0), shot(1, 0.5)
+            driver = Driver(shots, Phases(9.0), one.desk, OpenAIChat("m"), Mute(), clock, clock() + S)
+            run = asyncio.ensure_future(driver.run())
+            await asyncio.sleep(1.2)
+            assert (driver.bodies_late, driver.counts.sent["chat"]) == (1, 0)
+            for id in range(2):
+                one.theirs.sendall(framed(("body", id, 1, b"%d" % id, True)))
+            await asyncio.sleep(1.0)
+            assert (driver.bodies_late, driver.counts.sent["chat"]) == (1, 2)
+            driver.stop()
+            await run
+
+    run_virtual(main)
 
 
 @pytest.mark.parametrize("stage", ["before it is ready", "before t0", "in the window"])

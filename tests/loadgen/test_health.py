@@ -114,6 +114,8 @@ def test_signals_of_several_processes_become_the_worst_of_them() -> None:
     assert found["worst"] == {"loop_lag_p99_ns": 1, "cpu_ratio": 0}
     assert found["littles"] == {"integral": 3.0, "sum": 3.5}
     assert found["steal_ratio"] is None
+    assert found["bodies_late"] == 0, "from processes that did not count"
+    assert merged([{**ONE, "bodies_late": 2}, {**TWO, "bodies_late": 3}])["bodies_late"] == 5
     assert [one["process"] for one in found["processes"]] == [0, 1]
 
 

@@ -283,6 +283,7 @@ def test_a_clerk_that_is_never_run_while_it_is_last_makes_every_body_in_time(
             clerk._work.close()
         assert transport.sent == [t0 + due for due in dues]
         assert min(leads) > 2 * S
+        assert driver.bodies_late == 0
         assert rank.said.count(True) > len(rank.said) / 2, "it was hardly ever last"
 
     run_virtual(main)

@@ -408,6 +408,23 @@ def test_machines_of_a_cluster_that_may_move_latencies_are_findings(record: Make
     assert not any("good" in f["text"] for f in found)
 
 
+@pytest.mark.parametrize("late", [None, 0, 7])
+def test_requests_that_waited_for_their_body_are_named(
+    record: Make, run_of: MakeRun, late: int | None
+) -> None:
+    """Older runs did not count them, and have no fault by that."""
+    run = run_of(many(record, 40))
+    run.signals |= {"processes": [{"process": 0, "cpu_ratio": 0.5, "bodies_late": late}]}
+    if late is not None:
+        run.signals["bodies_late"] = late
+    summary = judge(run)
+    texts = [f["text"] for f in summary["findings"] if f["code"] == "bodies_late"]
+    assert texts == (
+        ["7 requests waited for their body, which the client had not made in time"] if late else []
+    )
+    assert summary["client"]["processes"][0]["bodies_late"] == late
+
+
 def test_users_who_had_nothing_left_to_ask_leave_the_run_open(record: Make, run_of: MakeRun) -> None:
     """A closed loop that came to the end of its plan in the window was a smaller load than the scenario
     says; one that would have asked again only after the window was not."""
