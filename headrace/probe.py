@@ -32,8 +32,8 @@ _RECORD_S = 1e-3
 """A record of 50 tokens takes a quarter of this, and at the client's limit most are made after the load."""
 _SPARE_FDS = 64
 _ROOM = 1.3
-"""Connections for each stream that the script has at a time: one opened in the window costs as much as forty
-events."""
+"""Connections for each stream that the script has at a time: one opened in the window costs as much as two
+dozen events."""
 
 
 class ProbeFailed(Exception):

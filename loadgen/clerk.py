@@ -22,6 +22,7 @@ from typing import Any
 
 from loadgen.backlog import Backlog
 from loadgen.clock import Clock, monotonic
+from loadgen.desk import HURRY_NS
 from loadgen.frames import Frame, Splitter, framed, unpack_closed, unpacked
 from loadgen.health import freeze_heap
 from loadgen.job import LoadJob
@@ -34,8 +35,6 @@ from loadgen.stamps import ClockSample
 
 LOOK_AHEAD_NS = 4_000_000_000
 """How long before it is due a body is made; 2 s are promised."""
-_HURRY_NS = 3_000_000_000
-"""A body that is not made so long before it is due is late for us."""
 EARLY_BYTES = 48_000_000
 """As much is made before the load begins, when nobody wants the core, whenever it is due."""
 SPELL_NS = 50_000_000
@@ -187,7 +186,7 @@ class Clerk:
                 break
             self._work.body(self._next[1], 1)
             self._next = next(self._due, None)
-            if self._next is not None and self._next[0] > now + _HURRY_NS:
+            if self._next is not None and self._next[0] > now + HURRY_NS:
                 _make_way()
         self._flush()
         return done

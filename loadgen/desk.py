@@ -19,6 +19,8 @@ from loadgen.transport import Request
 from loadgen.turns import Told
 from results.record import Record
 
+HURRY_NS = 3_000_000_000
+"""A body that is not made so long before it is due is late for us; 2 s are promised."""
 Body = tuple[Request, bool]
 """A request, and whether its answer is streamed."""
 Use = Callable[[Request, bool], None]
@@ -70,7 +72,7 @@ class InlineDesk:
         return rendered.request, rendered.streamed
 
     def want(self, shot: int, attempt: int, use: Use) -> None:
-        """Never asked for: it is always ready."""
+        raise AssertionError("a body that is made at once is always ready")
 
     def closed(self, closed: Closed, awaited: bool) -> None:
         exchange = self._books.read(closed)

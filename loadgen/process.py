@@ -25,6 +25,7 @@ from loadgen import native
 from loadgen.clerk_desk import ClerkDesk
 from loadgen.client import WARM_BATCH, Address, Client
 from loadgen.clock import monotonic, sleep_until
+from loadgen.desk import HURRY_NS
 from loadgen.driver import Driver
 from loadgen.foresight import SPARE_DESCRIPTORS, raise_descriptor_limit
 from loadgen.health import HealthMeter, driver_signals, freeze_heap
@@ -38,9 +39,8 @@ Emit = Callable[[dict[str, Any]], None]
 OK, ERROR = 0, 3
 _PROGRESS_NS = 1_000_000_000
 _LINK_BYTES = 4 * 1024 * 1024
-_AMPLE_NS = 3_000_000_000
-"""Less time than this before a body is wanted that is not there, and it is urgent."""
 _MOST_UNSAID = 1000
+"""Frames that may wait for a clerk that is the last one."""
 _PLACE_S = 0.1
 
 
@@ -217,7 +217,7 @@ async def _place(rank: Rank, driver: Driver, desk: ClerkDesk) -> None:
     try:
         while True:
             bare = driver.planned(skip=desk.stock)
-            ample = bare is None or bare > monotonic() + _AMPLE_NS
+            ample = bare is None or bare > monotonic() + HURRY_NS
             rank.be(last=ample and not desk.awaited and desk.unsaid < _MOST_UNSAID)
             await asyncio.sleep(_PLACE_S)
     finally:

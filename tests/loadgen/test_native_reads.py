@@ -488,3 +488,18 @@ def test_a_module_that_is_there_and_cannot_be_imported_is_an_error(
     assert native.find("loadgen.never_built") is None
     with pytest.raises(ImportError, match="long_gone"):
         native.find("stale_reads")
+
+
+def test_an_extension_of_other_sources_is_refused() -> None:
+    """When it is imported, not in the middle of a run."""
+    code = """
+import sys, types
+sys.modules["loadgen._harvest"] = types.ModuleType("loadgen._harvest")
+try:
+    import loadgen.native
+except ImportError as error:
+    assert "build it again" in str(error)
+else:
+    raise AssertionError
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
