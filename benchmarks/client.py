@@ -59,7 +59,7 @@ COLUMNS = (
 def main() -> None:
     asked = _arguments()
     server_cpus, client_cpus = _cores(asked)
-    script = Script(ttft=0.05, itl=0.01)
+    script = Script(ttft=0.05, itl=0.01, head=asked.head)
     server = ReferenceServer(
         script, processes=asked.server_processes, cpus=server_cpus, keep_log=not asked.million
     )
@@ -80,6 +80,7 @@ def main() -> None:
                 "blocked": BLOCK if asked.block else None,
                 "processes": asked.processes,
                 "arrival": asked.arrival,
+                "head": asked.head,
                 "steps": [as_dict(one) for one in probed],
                 "floor": bare,
                 "server": {"us_per_write": cost, "processes": summaries},
@@ -100,6 +101,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--window", type=float, default=5.0, help="s that count, after 1 s of warm-up")
     parser.add_argument("--tokens", type=int, default=50)
     parser.add_argument("--arrival", choices=("poisson", "constant"), default="poisson")
+    parser.add_argument(
+        "--head",
+        choices=("at once", "with the first"),
+        default="at once",
+        help="when the server writes the HTTP head; if 40 ms pass before the first event, as they do here,\n"
+        "Linux acknowledges each event when it is read, else every second one [at once]",
+    )
     parser.add_argument("--processes", type=int, default=1, help="load processes")
     parser.add_argument("--server-processes", type=int, default=1)
     parser.add_argument("--server-cpus", help="such as 1 [the last cores]")

@@ -5,6 +5,7 @@ cdef class Log:
     cdef size_t _used, _room
     cdef Py_ssize_t _count
     cdef int _reserve(self, size_t more) except -1
+    cdef void _foresee(self) noexcept
     cdef void _mark(self, int64_t t, int64_t real, size_t size) noexcept
     cdef list _column(self, int number)
 

@@ -8,9 +8,12 @@ from libc.string cimport memchr, memcmp, memcpy
 
 cdef extern from "<string.h>" nogil:
     void* memmem(const void* data, size_t size, const void* part, size_t part_size)
+    void fetch_to_write "__builtin_prefetch"(const void* address, int write)
 
 cdef enum:
     FIRST_ROOM = 8192
+    LINE = 64  # bytes of a cache line
+    FORESEEN = 4  # lines: a read of the usual size
 
 cdef packed struct Mark:
     int64_t t
@@ -32,6 +35,12 @@ cdef class Log:
                 raise MemoryError
             self._bytes, self._room = grown, room
         return 0
+
+    cdef void _foresee(self) noexcept:
+        """Ask for the memory that the next read will be kept in."""
+        cdef int line
+        for line in range(FORESEEN):
+            fetch_to_write(self._bytes + self._used + line * LINE, 1)
 
     cdef void _mark(self, int64_t t, int64_t real, size_t size) noexcept:
         """A read whose bytes lie behind its place already."""

@@ -278,3 +278,39 @@ def test_a_load_process_that_never_said_what_it_lost_is_not_believed(record: Mak
     assert client["verdict"] == "invalid"
     assert (client["rows"]["H8"]["value"], client["rows"]["H8"]["reason"]) == (None, "load process 1: EMFILE")
     assert client["rows"]["H9"]["value"] == 0
+
+
+HERE, APART = {"co_located": True}, {"placement": [{"host": "a", "niceness": 0}]}
+
+
+@pytest.mark.parametrize(
+    ("late", "manifest", "found_ms"),
+    [
+        ("gateway", HERE, 1),
+        ("gateway", HERE | APART, 61),
+        ("gateway", {}, 61),
+        ("client's send", HERE, 61),
+        ("client's read", HERE, 61),
+    ],
+)
+def test_what_a_busy_gateway_has_not_read_is_not_the_clients(
+    late: str, manifest: dict[str, Any], found_ms: float, record: Make, run_of: MakeRun
+) -> None:
+    """H12: of 37 requests one has a TTFT 61 ms longer than the gateway's: it lay in its socket for 60
+    of them, or the client was late; where they may stamp other clocks, nobody can say which."""
+    t0, held = 7_000_000 * MS, 60 * MS
+    records = [record(i, due_ms=100 * i, ttft_ms=400, e2e_ms=900, request_id=f"r{i}") for i in range(37)]
+    truth = pd.DataFrame({"id": [one.request_id for one in records], "attempt": 1})
+    truth["received"] = [t0 + (one.sent or 0) for one in records]
+    truth["first_write"] = [t0 + (one.first_token or 0) - MS for one in records]
+    if late == "client's read":
+        truth.loc[11, "first_write"] -= held
+    else:
+        truth.loc[11, "received"] += held
+    if late == "client's send":
+        records[11].sent = (records[11].sent or 0) + held
+    run = run_of(records, own_engine=True)
+    run.truth, run.manifest = truth, {"t0_ns": t0, **manifest}
+    row = judge(run)["client"]["rows"]["H12"]
+    assert row["value"] * 1e3 == pytest.approx(found_ms)
+    assert row["state"] == ("valid" if found_ms == 1 else "invalid")
