@@ -2,8 +2,7 @@
 
 It renders bodies ahead of their time, turns what came back into records, and writes them. It is started by
 the load process with one end of a socket (loadgen.frames) and ends with it: when the socket closes, what
-came in until then is understood and written, so a killed load process loses no closed request but those of
-its last 10 ms.
+came in until then is understood and written, so a killed load process loses no closed request.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import select
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import suppress
@@ -41,6 +41,8 @@ SPELL_NS = 50_000_000
 """With it, those that are due so soon after it are made: many in one go cost much less each."""
 SLICE_NS = 5_000_000
 """The longest that understanding goes on without a look at what is due or came in."""
+GATHER_S = 0.01
+"""How long what nobody waits for may lie in the socket: each frame that wakes us costs others the core."""
 _SECOND = 1_000_000_000
 _MOST = 1 << 20
 _MOST_WAITING = 1000
@@ -62,6 +64,9 @@ class Clerk:
         self._due: Iterator[tuple[int, int]] = iter(())
         self._next: tuple[int, int] | None = None
         self._t0 = self._second = clock()
+        self._may_gather = not job.waits(shots)
+        self._came = False
+        """Something, the last time; more is likely to."""
         self._open = True
         self._asked_to_end = False
 
@@ -117,7 +122,11 @@ class Clerk:
     # --- the link
 
     def _hear(self, patience: float) -> None:
+        if self._came and self._may_gather and patience > 0:
+            time.sleep(min(patience, GATHER_S))
+            patience = 0.0
         readable, writable, _ = select.select([self._link], [self._link] if self._out else [], [], patience)
+        self._came = bool(readable)
         if writable:
             self._flush()
         while readable:

@@ -9,17 +9,14 @@ from typing import Any
 
 from loadgen.desk import Body, Tell, Use
 from loadgen.frames import Frame, Splitter, pack_closed, pack_unsent, unpacked
-from loadgen.outbox import TOGETHER, Outbox
+from loadgen.outbox import Outbox
 from loadgen.progress import Heard
 from loadgen.raw import Closed, Unsent
 from loadgen.stamps import ClockSample, sample_clock
 from loadgen.turns import Told
-from results.record import Outcome
 
 CLOCK_EVERY_S = 0.1
 """How often the offset between the kernel's clock and ours is taken (MEASUREMENT C3)."""
-HOLD_S = 0.01
-"""How long what nobody waits for may wait for more of its kind."""
 _MOST = 1 << 20
 
 
@@ -39,7 +36,6 @@ class ClerkDesk:
         self._splitter = Splitter()
         self._buffer = memoryview(bytearray(_MOST))
         self._out = Outbox(link)
-        self._held: asyncio.TimerHandle | None = None
         self._full = False
         self._bodies: dict[tuple[int, int], Body] = {}
         self._wanted: dict[tuple[int, int], Use] = {}
@@ -78,13 +74,13 @@ class ClerkDesk:
         self._wanted[shot, attempt] = use
 
     def closed(self, closed: Closed, awaited: bool) -> None:
-        self._say(pack_closed(closed), at_once=awaited or not closed.last)
+        self._say(pack_closed(closed))
 
     def unsent(self, unsent: Unsent) -> None:
         key = unsent.shot, unsent.attempt
         if self._bodies.pop(key, None) is None and unsent.due is not None:
             self._unwanted.add(key)  # it was due, so its body is on its way
-        self._say(pack_unsent(unsent), at_once=unsent.outcome is Outcome.DROPPED)  # others may follow it
+        self._say(pack_unsent(unsent))
 
     # --- the end
 
@@ -100,7 +96,6 @@ class ClerkDesk:
         """Idempotent."""
         if self._clock is not None:
             self._clock.cancel()
-        self._hold_no_more()
         if self._link.fileno() >= 0:
             self._loop.remove_reader(self._link.fileno())
             self._loop.remove_writer(self._link.fileno())
@@ -120,17 +115,13 @@ class ClerkDesk:
     def _say_clock(self, sample: ClockSample) -> None:
         self._say(("clock", sample.mono, sample.offset, sample.half))
 
-    def _say(self, frame: Frame, at_once: bool = True) -> None:
+    def _say(self, frame: Frame) -> None:
+        """At once: what lies in the socket is the clerk's, whatever becomes of this process."""
         self._out.put(frame)
-        if self._full:
-            return
-        if at_once or len(self._out) >= TOGETHER:
+        if not self._full:
             self._flush()
-        elif self._held is None:
-            self._held = self._loop.call_later(HOLD_S, self._flush)
 
     def _flush(self) -> None:
-        self._hold_no_more()
         try:
             self._out.flush()
         except OSError as error:
@@ -142,11 +133,6 @@ class ClerkDesk:
         elif self._full and not full:
             self._loop.remove_writer(self._link.fileno())
         self._full = full
-
-    def _hold_no_more(self) -> None:
-        if self._held is not None:
-            self._held.cancel()
-            self._held = None
 
     def _hear(self) -> None:
         try:
@@ -189,7 +175,6 @@ class ClerkDesk:
             self._loop.remove_reader(self._link.fileno())
             self._loop.remove_writer(self._link.fileno())
         self._out.clear()
-        self._hold_no_more()
         error = ClerkLost(why)
         for future in (self.ready, self._done):
             if not future.done():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from loadgen.owncores import elsewhere
+from loadgen.plan import Shot
 from loadgen.render import Renderer
 from loadgen.rules import Cap, Retries, Rules, Timeouts
 from loadgen.targets import TARGETS, Dialect
@@ -78,6 +79,11 @@ class LoadJob:
 
     def on_own_cores(self) -> bool:
         return elsewhere(self.target.url) if self.own_cores is None else self.own_cores
+
+    def waits(self, shots: Sequence[Shot]) -> bool:
+        """Whether requests wait for others, for whose answers a clerk must be run at once."""
+        rules = self.rules
+        return bool(rules.caps) or rules.retries.max > 0 or any(shot.due_ns is None for shot in shots)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

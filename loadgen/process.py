@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from loadgen.foresight import SPARE_DESCRIPTORS, raise_descriptor_limit
 from loadgen.health import HealthMeter, driver_signals, freeze_heap
 from loadgen.job import LoadJob
 from loadgen.owncores import Rank, kept_awake
-from loadgen.plan import Shot
 from loadgen.plan_io import read_shots
 
 Emit = Callable[[dict[str, Any]], None]
@@ -90,7 +89,7 @@ class _LoadProcess:
         job = self._job
         files = raise_descriptor_limit()
         shots, phases, _ = read_shots(Path(job.plan), job.slice, prompts=False)
-        self._rank = Rank(self._clerk, may_be_last=self._own_cores and not _waits(job, shots))
+        self._rank = Rank(self._clerk, may_be_last=self._own_cores and not job.waits(shots))
         dialect = job.target.make()
         client = Client(Address.of(job.target.url), monotonic, job.target.tls(), job.connections)
         desk = ClerkDesk(self._link, self._clerk_lost)
@@ -181,12 +180,6 @@ class _LoadProcess:
 def _progress(driver: Driver, desk: ClerkDesk, t0: int) -> dict[str, Any]:
     snapshot = driver.counts.snapshot(monotonic() - t0, driver.in_flight.now, desk.heard)
     return {"event": "progress", **asdict(snapshot)}
-
-
-def _waits(job: LoadJob, shots: Sequence[Shot]) -> bool:
-    """Whether requests wait for others, for whose answers a clerk must be run at once."""
-    rules = job.rules
-    return bool(rules.caps) or rules.retries.max > 0 or any(shot.due_ns is None for shot in shots)
 
 
 async def _warm(client: Client, job: LoadJob, files: int | None) -> None:
