@@ -31,7 +31,7 @@ from loadgen.arrivals import Constant, Poisson
 from loadgen.owncores import kept_awake
 from loadgen.reference.group import ReferenceServer
 from loadgen.reference.log import LogTail
-from loadgen.reference.script import Script
+from loadgen.reference.script import Framing, Script
 
 RATES = "100,200,500,1000,1500,2000"
 BLOCK = (0.02, 0.1)
@@ -59,7 +59,7 @@ COLUMNS = (
 def main() -> None:
     asked = _arguments()
     server_cpus, client_cpus = _cores(asked)
-    script = Script(ttft=0.05, itl=0.01, head=asked.head)
+    script = _script(asked)
     server = ReferenceServer(
         script, processes=asked.server_processes, cpus=server_cpus, keep_log=not asked.million
     )
@@ -116,6 +116,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--block", action="store_true", help="hold the event loop up on purpose")
     parser.add_argument("--million", action="store_true", help="one long step at the first of --rates [1500]")
     return parser.parse_args()
+
+
+def _script(asked: argparse.Namespace) -> Script:
+    return Script(ttft=0.05, itl=0.01, framing=Framing(head=asked.head))
 
 
 def _cores(asked: argparse.Namespace) -> tuple[tuple[int, ...], tuple[int, ...]]:
