@@ -124,8 +124,8 @@ cdef class Harvest:
         return count, news
 
     cdef void _foresee(self) noexcept:
-        """Ask for the memory that the next reads will touch: it is cold, one piece leads to the next, and a
-        read takes as long as two of them to come."""
+        """Ask for the memory that the next reads will touch: it is cold, and one piece leads to the next, so that
+        each is asked for one read after the one that leads to it."""
         cdef PyObject* lane = self._lane(self._next + 1)
         fetch(lane)
         fetch(<char*>lane + LINE)

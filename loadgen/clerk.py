@@ -2,7 +2,8 @@
 
 It renders bodies ahead of their time, turns what came back into records, and writes them. It is started by
 the load process with one end of a socket (loadgen.frames) and ends with it: when the socket closes, what
-came in until then is understood and written, so a killed load process loses no closed request.
+came in until then is understood and written, so a killed load process loses no closed request for which
+the socket had room.
 """
 
 from __future__ import annotations
