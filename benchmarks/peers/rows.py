@@ -174,7 +174,7 @@ def _ttft_cell(row: Row) -> str:
     if row.why is not None:
         return f"no result, {percent(row.share)}"
     off = row.off
-    return f"{signed(off.ttft_p50, 1)} / {signed(off.ttft_p99, 1)} ms, {percent(row.share)}"
+    return f"{signed(off.ttft_p50, 2)} / {signed(off.ttft_p99, 2)} ms, {percent(row.share)}"
 
 
 def _tpot_cell(row: Row) -> str:
@@ -187,7 +187,7 @@ def number(value: float | None, places: int) -> str:
 
 
 def signed(value: float | None, places: int, unit: str = "") -> str:
-    return "–" if value is None else f"{value:+,.{places}f}{unit}"
+    return "–" if value is None else f"{value:+z,.{places}f}{unit}"
 
 
 def percent(value: float | None) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.peers.__main__ import arguments
 from benchmarks.peers.picture import picture
-from benchmarks.peers.rows import COLUMNS, Kept, Row, gives_up, header, line, markdown
+from benchmarks.peers.rows import COLUMNS, Kept, Row, gives_up, header, line, markdown, signed
 from benchmarks.peers.session import Session
 from benchmarks.peers.tool import Ask, Quantiles, Reported, Tool
 from loadgen.reference.group import ReferenceServer
@@ -129,10 +129,14 @@ def test_the_tables_for_a_readme_have_a_column_for_each_tool() -> None:
     ttft, tpot = markdown(rows).split("\n\n")
     lines = ttft.splitlines()
     assert lines[0] == "| TTFT off p50 / p99, share delivered | aiperf 1.0 | headrace 1.0 |"
-    assert lines[2] == "| 200 streams/s | +3.0 / +76.7 ms, 99% | +3.0 / +76.7 ms, 99% |"
+    assert lines[2] == "| 200 streams/s | +3.00 / +76.70 ms, 99% | +3.00 / +76.70 ms, 99% |"
     assert lines[3] == "| 400 streams/s | no result, – | skipped |"
-    assert lines[4] == "| 800 streams/s | skipped | +3.0 / +76.7 ms, 99% |"
+    assert lines[4] == "| 800 streams/s | skipped | +3.00 / +76.70 ms, 99% |"
     assert "+0.00 / +1.10 ms" in tpot
+
+
+def test_what_rounds_to_zero_has_no_minus() -> None:
+    assert [signed(value, 2) for value in (-0.004, 0.0, -0.006, None)] == ["+0.00", "+0.00", "-0.01", "–"]
 
 
 def test_the_picture_stands_alone() -> None:
