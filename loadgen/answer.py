@@ -33,7 +33,11 @@ class Choice:
     reasoning: list[str] = field(default_factory=list)
     tools: dict[int, dict[str, Any]] = field(default_factory=dict)
     ids: list[int] = field(default_factory=list)
+    beside: bool = False
+    """It holds output that is no text: tool calls, audio; or a refusal, which is not kept."""
     finish: str | None = None
+    _latest: dict[int, int] = field(default_factory=dict)
+    """By a server's number of a call, where in ``tools`` its pieces go."""
 
     @property
     def tokens(self) -> int:
@@ -57,12 +61,21 @@ class Choice:
             self.reasoning.append(delta.reasoning)
         if delta.ids:
             self.ids.extend(delta.ids)
+        if delta.refusal or delta.audio or delta.tools:
+            self.beside = True
         for tool in delta.tools:
             self._tool(tool)
 
     def _tool(self, delta: ToolDelta) -> None:
-        blank = {"index": delta.index, "id": None, "name": None, "arguments": ""}
-        call = self.tools.setdefault(delta.index, blank)
+        """What has a name and an id of its own is a call of its own, also where a server gives all the same
+        number; an id alone proves nothing, for some make one up for each piece."""
+        latest = self._latest.get(delta.index, delta.index)
+        call = self.tools.get(latest)
+        if call and delta.name and call["name"] and delta.id and call["id"] not in (None, delta.id):
+            latest, call = max(self.tools) + 1, None
+        self._latest[delta.index] = latest
+        if call is None:
+            call = self.tools[latest] = {"index": latest, "id": None, "name": None, "arguments": ""}
         call["id"] = call["id"] or delta.id
         call["name"] = call["name"] or delta.name
         call["arguments"] += delta.arguments
@@ -116,6 +129,11 @@ class Answer:
     def finished(self) -> bool:
         """Every choice has its finish reason."""
         return bool(self.choices) and all(choice.finish for choice in self.choices.values())
+
+    @property
+    def ended(self) -> bool:
+        """It said its last word, in one way or another."""
+        return self.done_at is not None or self.finished
 
     # --- what comes in
 
@@ -213,12 +231,13 @@ class Answer:
         counted, advanced = None, False
         if reading.usage is not None or reading.timings is not None:
             counted = generated(reading.usage)
-            advanced = counted is not None and counted > (generated(self.usage) or 0)
+            if counted is not None and self._counted is not None:
+                advanced = counted > (generated(self.usage) or 0)
             self._merge(reading)
         deltas = reading.choices
         bears = [delta.bears_tokens for delta in deltas]
-        if advanced and deltas and not any(bears) and not any(delta.finish for delta in deltas):
-            # A special token that shows as nothing still is a token, if usage says so (C5).
+        if advanced and deltas and not any(bears) and not any(map(self._is_over, deltas)):
+            # A special token that shows as nothing still is a token, if usage says so, event by event (C5).
             bears[0] = True
         for delta, token in zip(deltas, bears, strict=True):
             self._delta(t, delta, token, counted)
@@ -234,6 +253,10 @@ class Answer:
         choice.assemble(delta)
         if delta.finish:
             self.finish_at = t
+
+    def _is_over(self, delta: ChoiceDelta) -> bool:
+        choice = self.choices.get(delta.index)
+        return bool(delta.finish or (choice and choice.finish))
 
     def _count(self, delta: ChoiceDelta, counted: int | None) -> int | None:
         """Tokens of this event: as it says itself, else as usage advanced; usage is of all choices."""

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 _BLANK = b" \t\r\n"
 BOM = b"\xef\xbb\xbf"
 _ANY_HEADER = 32 + zlib.MAX_WBITS  # gzip or zlib, by what the bytes say
+_TELLS = 2
+"""Bytes of a header that tell whether it is one."""
 
 
 def looks_streamed(head: bytes | bytearray) -> bool | None:
@@ -27,6 +29,7 @@ class Inflater:
 
     def __init__(self) -> None:
         self._inflate = zlib.decompressobj(_ANY_HEADER)
+        self._head = b""
         self.broken = False
 
     def feed(self, read: bytes) -> bytes:
@@ -34,13 +37,34 @@ class Inflater:
         if self.broken:
             return read
         try:
-            return self._inflate.decompress(read)
+            return self._members(read)
         except zlib.error:
             self.broken = True
             return read
 
+    def _members(self, read: bytes) -> bytes:
+        """gzip may come in several, one after the other."""
+        given = self._inflate.decompress(read) if len(self._head) == _TELLS else self._begin(read)
+        while self._inflate.eof and (rest := self._inflate.unused_data):
+            self._inflate = zlib.decompressobj(_ANY_HEADER)
+            given += self._inflate.decompress(rest)
+        return given
+
+    def _begin(self, read: bytes) -> bytes:
+        """What some call deflate has no header, as the first bytes tell."""
+        body = self._head + read
+        self._head = body[:_TELLS]
+        if len(body) < _TELLS:
+            return b""
+        try:
+            return self._inflate.decompress(body)
+        except zlib.error:
+            self._inflate = zlib.decompressobj(-zlib.MAX_WBITS)
+            return self._inflate.decompress(body)
+
 
 def inflater_of(headers: Mapping[str, str]) -> Inflater | None:
     """Names in lower case. None for what is plain, and for codings that only others know (br, zstd)."""
-    coding = headers.get("content-encoding", "identity").strip().lower()
-    return Inflater() if coding in ("gzip", "x-gzip", "deflate") else None
+    codings = {coding.strip().lower() for coding in headers.get("content-encoding", "").split(",")}
+    codings -= {"", "identity"}
+    return Inflater() if len(codings) == 1 and codings <= {"gzip", "x-gzip", "deflate"} else None

@@ -28,9 +28,9 @@ def fill_tokens(record: Record, answer: Answer, count_tokens: CountTokens | None
     record.cache_read, record.cache_write = usage.cache_read, usage.cache_write
     record.n_reasoning = reasoning(answer.usage)
     record.n_out, record.n_out_source = _n_out(answer, count_tokens)
-    counts = answer.first.token_counts
+    counts = _of_events(record, answer)
     known = [count for count in counts if count is not None]
-    if counts and len(known) == len(counts):
+    if any(known) and len(known) == len(counts):
         record.event_tokens = known
     elif (
         counts
@@ -42,13 +42,30 @@ def fill_tokens(record: Record, answer: Answer, count_tokens: CountTokens | None
     record.k_first = (counts[0] or 1) if counts else 1
 
 
+def _of_events(record: Record, answer: Answer) -> list[int | None]:
+    """What each event of the first choice brought, as far as that is known. Reasoning that was never shown is
+    in usage when the first event comes, but came with none (C6); a sole event brought all that there is."""
+    counts = list(answer.first.token_counts)
+    unseen = (record.n_reasoning or 0) if _hides_reasoning(record, answer) else 0
+    if counts and counts[0] is not None and counts[0] > unseen:
+        counts[0] -= unseen
+    if counts == [None] and _sole(answer) and record.n_out_source != "events":
+        counts[0] = max(0, (record.n_out or 0) - unseen) or None
+    return counts
+
+
+def _hides_reasoning(record: Record, answer: Answer) -> bool:
+    return bool(record.n_reasoning) and not any(choice.reasoning for choice in answer.choices.values())
+
+
 def token_warnings(record: Record, answer: Answer, count_tokens: CountTokens | None) -> list[str]:
     found = []
     if not _sole(answer):
         found.append("several_choices")
-    if record.n_reasoning and not any(choice.reasoning for choice in answer.choices.values()):
+    hidden = _hides_reasoning(record, answer)
+    if hidden:
         found.append("hidden_reasoning")
-    if count_tokens is not None and record.n_out_source == "usage":
+    if count_tokens is not None and record.n_out_source == "usage" and not hidden:
         counted = _by_tokenizer(answer, count_tokens)
         if counted and counted != record.n_out:
             found.append("tokenizer_mismatch")
@@ -60,25 +77,28 @@ def _sole(answer: Answer) -> bool:
 
 
 def _n_out(answer: Answer, count_tokens: CountTokens | None) -> tuple[int | None, str | None]:
-    """C9: usage, else what the events say, else a tokenizer over the whole text, else events."""
+    """C9: usage, else what the events say, else a tokenizer over the whole text, else events. Usage of an
+    answer that broke off is as old as its last mention, and counts only where it was not overtaken."""
     said = generated(answer.usage)
-    if said is not None:
+    if said is not None and (answer.ended or said >= answer.tokens):
         return said, "usage"
     counts = [count for choice in answer.choices.values() for count in choice.token_counts]
-    if counts and None not in counts:
-        return answer.tokens, "ids"
-    if answer.whole_count is not None:
+    if any(counts) and None not in counts:
+        return max(answer.tokens, sum(len(choice.ids) for choice in answer.choices.values())), "ids"
+    if answer.whole_count:
         return answer.whole_count, "ids"
-    if count_tokens is not None:
-        return _by_tokenizer(answer, count_tokens), "tokenizer"
+    if count_tokens is not None and (counted := _by_tokenizer(answer, count_tokens)) is not None:
+        return counted, "tokenizer"
     if answer.in_one_piece:
         return None, None
     return len(counts), "events"
 
 
-def _by_tokenizer(answer: Answer, count_tokens: CountTokens) -> int:
-    """Of each choice as a whole, for text cut into events has other tokens."""
-    return sum(
-        count_tokens(readable("".join(choice.reasoning) + "".join(choice.text)))
-        for choice in answer.choices.values()
-    )
+def _by_tokenizer(answer: Answer, count_tokens: CountTokens) -> int | None:
+    """Of reasoning and text of each choice as a whole, for text cut into events has other tokens; None where
+    some of the output is no text."""
+    choices = answer.choices.values()
+    if any(choice.beside for choice in choices):
+        return None
+    texts = ("".join(text) for choice in choices for text in (choice.reasoning, choice.text))
+    return sum(count_tokens(readable(text)) for text in texts if text)

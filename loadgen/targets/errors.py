@@ -43,7 +43,7 @@ def find_error(payload: object, event_type: str = "message") -> InBandError | No
 
 def _in_mapping(payload: Mapping[str, Any]) -> InBandError | None:
     for key in ("error", "errors", "fault"):
-        if payload.get(key):
+        if _says_something(payload.get(key)):
             return _describe(payload[key], payload)
     if "error" in (payload.get("object"), payload.get("type")):
         return _describe(payload, payload)
@@ -54,10 +54,15 @@ def _in_mapping(payload: Mapping[str, Any]) -> InBandError | None:
     return _in_base(payload) or _bare(payload)
 
 
+def _says_something(error: object) -> bool:
+    """Some servers fill in the form of an error with each event: empty words and no code."""
+    return any(error.values()) if isinstance(error, dict) else bool(error)
+
+
 def _in_choice(choice: object) -> InBandError | None:
     if not isinstance(choice, dict):
         return None
-    if choice.get("error"):
+    if _says_something(choice.get("error")):
         return _describe(choice["error"], choice)
     said = choice.get("finish_reason")
     word = finish_word(said)

@@ -136,7 +136,9 @@ def _usage(payload: Payload, choices: Sequence[Mapping[str, Any]]) -> Mapping[st
 
 def _choice(choice: Mapping[str, Any]) -> ChoiceDelta:
     """One entry of ``choices``, of a chat chunk (delta), a whole chat answer (message) or a completion."""
-    part = choice.get("delta") or choice.get("message")
+    part = choice.get("delta")
+    if not isinstance(part, dict):
+        part = choice.get("message")
     if not isinstance(part, dict):
         part = _NOTHING
     get, content, ids = part.get, part.get("content"), choice.get("token_ids")
@@ -148,7 +150,7 @@ def _choice(choice: Mapping[str, Any]) -> ChoiceDelta:
         text_of(get("reasoning_content")) or text_of(get("reasoning")) or _thinking(content),
         text_of(get("refusal")),
         _tools(get("tool_calls"), get("function_call")),
-        bool(get("audio")),
+        _sounds(get("audio")),
         None if ids is None else _ids(ids),
         _count(choice.get("logprobs"), ids),
         None if finish is None else finish_word(finish),
@@ -156,6 +158,11 @@ def _choice(choice: Mapping[str, Any]) -> ChoiceDelta:
 
 
 _NOTHING: dict[str, Any] = {}
+
+
+def _sounds(audio: object) -> bool:
+    """Its id and when it expires are no output."""
+    return bool(audio.get("data") or audio.get("transcript")) if isinstance(audio, dict) else bool(audio)
 
 
 def _thinking(content: object) -> str:
@@ -177,10 +184,11 @@ def _tools(calls: object, old: object) -> tuple[ToolDelta, ...]:
 
 
 def _tool(call: Mapping[str, Any]) -> ToolDelta | None:
-    function = call.get("function")
+    function = call.get("function") or call.get("custom")
     if not isinstance(function, dict):
         return None
     name, arguments = string_or_none(function.get("name")), arguments_of(function.get("arguments"))
+    arguments = arguments or arguments_of(function.get("input"))
     if not name and not arguments:
         return None
     return ToolDelta(index_of(call.get("index")), string_or_none(call.get("id")), name, arguments)
@@ -198,6 +206,6 @@ def _count(logprobs: object, ids: object) -> int | None:
         return len(ids)
     if isinstance(logprobs, dict):
         for key in ("content", "tokens", "token_logprobs"):
-            if isinstance(logprobs.get(key), list):
+            if isinstance(logprobs.get(key), list) and logprobs[key]:  # empty, it says nothing
                 return len(logprobs[key])
     return None

@@ -43,9 +43,9 @@ class ChoiceDelta:
     def bears_tokens(self) -> bool:
         """Carries output by itself, whatever usage says (MEASUREMENT C5): also a token without a text, such
         as a piece of a character, that ids or logprobs tell of."""
-        if self.content or self.reasoning or self.refusal or self.audio or self.tools or self.ids:
+        if self.content or self.reasoning or self.refusal or self.audio or self.tools:
             return True
-        return bool(self.count) and self.finish is None
+        return bool(self.ids or self.count) and self.finish is None
 
 
 @dataclass(frozen=True, slots=True)

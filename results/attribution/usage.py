@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 Path = tuple[str, ...]
+_ALL = "*"
+"""In a path: every value of a mapping or a list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,8 @@ class Dialect:
     read: tuple[Path, ...]
     """The first path that is present."""
     write: tuple[Path, ...] = ()
-    outside: tuple[Path, ...] = ()
+    outside: tuple[tuple[Path, ...], ...] = ()
+    """Of each the first path that is present."""
     instead: Path = ()
 
 
@@ -53,6 +56,8 @@ def _usage(*keys: str) -> Path:
 
 _PROMPT = _usage("prompt_tokens")
 _OPENAI_READ = _usage("prompt_tokens_details", "cached_tokens")
+_ANTHROPIC_WRITE = (_usage("cache_creation_input_tokens"), _usage("cache_creation", _ALL))
+_BEDROCK_WRITE = (_usage("cacheWriteInputTokens"), _usage("cacheDetails", _ALL, "inputTokens"))
 
 DIALECTS: tuple[Dialect, ...] = (
     Dialect(
@@ -105,29 +110,35 @@ DIALECTS: tuple[Dialect, ...] = (
         known_by=_usage("input_tokens_details"),
         total=(_usage("input_tokens"),),
         read=(_usage("input_tokens_details", "cached_tokens"),),
-        write=(_usage("input_tokens_details", "cache_write_tokens"),),
+        write=(
+            _usage("input_tokens_details", "cache_write_tokens"),
+            _usage("input_tokens_details", "cache_write_tokens_details", _ALL),
+        ),
     ),
     Dialect(
         "anthropic",
         known_by=_usage("input_tokens"),
         total=(_usage("input_tokens"),),
         read=(_usage("cache_read_input_tokens"),),
-        write=(_usage("cache_creation_input_tokens"),),
-        outside=(_usage("cache_read_input_tokens"), _usage("cache_creation_input_tokens")),
+        write=_ANTHROPIC_WRITE,
+        outside=((_usage("cache_read_input_tokens"),), _ANTHROPIC_WRITE),
     ),
     Dialect(
         "bedrock_converse",
         known_by=_usage("inputTokens"),
         total=(_usage("inputTokens"),),
         read=(_usage("cacheReadInputTokens"),),
-        write=(_usage("cacheWriteInputTokens"),),
-        outside=(_usage("cacheReadInputTokens"), _usage("cacheWriteInputTokens")),
+        write=_BEDROCK_WRITE,
+        outside=((_usage("cacheReadInputTokens"),), _BEDROCK_WRITE),
     ),
     Dialect(
         "gemini",
         known_by=("usageMetadata", "promptTokenCount"),
         total=(("usageMetadata", "promptTokenCount"),),
-        read=(("usageMetadata", "cachedContentTokenCount"),),
+        read=(
+            ("usageMetadata", "cachedContentTokenCount"),
+            ("usageMetadata", "cacheTokensDetails", _ALL, "tokenCount"),
+        ),
     ),
     Dialect(
         "gemini_interactions",
@@ -197,11 +208,10 @@ def reasoning(usage: Mapping[str, Any]) -> int | None:
 
 
 def _read(body: Mapping[str, Any], dialect: Dialect) -> Usage:
-    return Usage(
-        prompt_total=_prompt_total(body, dialect),
-        cache_read=_first(body, dialect.read),
-        cache_write=_first(body, dialect.write),
-    )
+    total, read = _prompt_total(body, dialect), _first(body, dialect.read)
+    if total is not None and read is not None and read > total:
+        read = None  # counters that contradict each other measure nothing
+    return Usage(prompt_total=total, cache_read=read, cache_write=_first(body, dialect.write))
 
 
 def _prompt_total(body: Mapping[str, Any], dialect: Dialect) -> int | None:
@@ -210,7 +220,7 @@ def _prompt_total(body: Mapping[str, Any], dialect: Dialect) -> int | None:
     if len(known) < len(parts):
         whole = _count(body, dialect.instead) if dialect.instead else None
         return whole if whole is not None else sum(known) if known else None
-    return sum(known) + sum(_count(body, path) or 0 for path in dialect.outside)
+    return sum(known) + sum(_first(body, paths) or 0 for paths in dialect.outside)
 
 
 def _first(body: Mapping[str, Any], paths: Iterable[Path]) -> int | None:
@@ -218,7 +228,14 @@ def _first(body: Mapping[str, Any], paths: Iterable[Path]) -> int | None:
 
 
 def _count(body: Mapping[str, Any], path: Path) -> int | None:
-    """A count at ``path``; None for what is absent or no count: text, a fraction, a negative number."""
+    """A count at ``path``; None for what is absent or no count: text, a fraction, a negative number. Of a
+    path through `_ALL` the sum over all that count."""
+    if _ALL in path:
+        at = path.index(_ALL)
+        found = _at(body, path[:at])
+        parts = found.values() if isinstance(found, Mapping) else found if isinstance(found, list) else ()
+        counts = [count for part in parts if (count := _count({"": part}, ("", *path[at + 1 :]))) is not None]
+        return sum(counts) if counts else None
     value = _at(body, path)
     return int(value) if is_count(value) else None
 

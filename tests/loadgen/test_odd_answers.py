@@ -464,7 +464,13 @@ def test_a_whole_answer_without_finish_reason_is_completed_with_a_warning() -> N
 @pytest.mark.parametrize("body", [HELLO + STOP + DONE, WHOLE])
 def test_a_compression_that_nobody_asked_for_is_undone(body: bytes) -> None:
     """C8 asks for identity; some proxies do not listen. Said in a warning."""
-    for coding, packed in (("gzip", gzip.compress(body)), ("deflate", zlib.compress(body))):
+    bare = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    for coding, packed in (
+        ("gzip", gzip.compress(body)),
+        ("gzip, identity", gzip.compress(body[:9]) + gzip.compress(body[9:])),
+        ("deflate", zlib.compress(body)),
+        ("deflate", bare.compress(body) + bare.flush()),
+    ):
         for reads in ([packed], [packed[k : k + 1] for k in range(len(packed))]):
             exchange = closed(*reads, content_encoding=coding)
             assert (exchange.text, exchange.record.outcome) == ("Hello", "completed")

@@ -182,3 +182,62 @@ def test_output_holds_the_reasoning(usage: dict[str, Any], output: int | None, t
     """Under either name; where the total says that reasoning came on top, it is added."""
     assert (generated(usage), reasoning(usage)) == (output, thought)
     assert generated(None) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "want"),
+    [
+        (
+            {
+                "usage": {
+                    "input_tokens": 50,
+                    "cache_read_input_tokens": 900,
+                    "cache_creation": {"ephemeral_5m_input_tokens": 30, "ephemeral_1h_input_tokens": 20},
+                }
+            },
+            Usage(1000, 900, 50),
+        ),
+        (
+            {
+                "usage": {
+                    "inputTokens": 50,
+                    "cacheReadInputTokens": 900,
+                    "cacheDetails": [{"ttl": "5m", "inputTokens": 30}, {"ttl": "1h", "inputTokens": 20}],
+                }
+            },
+            Usage(1000, 900, 50),
+        ),
+        (
+            {
+                "usage": {
+                    "input_tokens": 1000,
+                    "input_tokens_details": {
+                        "cached_tokens": 900,
+                        "cache_write_tokens_details": {"ttl_30m_tokens": 40, "ttl_12h_tokens": 10},
+                    },
+                }
+            },
+            Usage(1000, 900, 50),
+        ),
+        (
+            {
+                "usageMetadata": {
+                    "promptTokenCount": 1000,
+                    "cacheTokensDetails": [{"modality": "TEXT", "tokenCount": 900}, "odd", None],
+                }
+            },
+            Usage(1000, 900, None),
+        ),
+    ],
+)
+def test_parts_that_stand_alone_are_summed(body: dict[str, Any], want: Usage) -> None:
+    """A6: where the sum is not given, its parts say it."""
+    assert normalise(body) == want
+
+
+def test_more_read_than_there_was_is_no_count() -> None:
+    """It would make a hit share above 1, and hide the misses of others."""
+    odd = normalise({"usage": {"prompt_tokens": 50, "prompt_tokens_details": {"cached_tokens": 900}}})
+    assert odd == Usage(50, None, None)
+    shares = hit_names([odd, Usage(1000, 500, None)])
+    assert (shares["hit_token_weighted"], shares["cache_report_coverage"]) == (0.5, 0.5)
