@@ -21,8 +21,8 @@ WIDTHS = {"dispersion_100ms": 100_000_000, "dispersion_1s": NS}
 """Bins of the index of dispersion of counts, ns."""
 FEWEST = 100
 """Arrivals that a law test needs; with fewer its approximations do not hold."""
-_PHASES = 1_000_000
-"""Cells that a second is cut into, to find arrivals that keep to one place of it."""
+_PHASES = {"most_at_one_phase_of_a_second": 1_000_000, "most_in_one_ms_of_a_second": 1_000}
+"""Cells that a second is cut into, to find arrivals that keep to one place of it, to the µs or roughly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +172,10 @@ def _poisson(times: Times, a: int, b: int) -> Iterator[Check]:
             p = _two_sided(float(chdtr(free, found * free)), float(chdtrc(free, found * free)))
             yield Check(name, found, p)
     yield _ks("evenly_over_window", times - a, lambda ns: ns / (b - a))
-    most = int(np.unique(times % NS * _PHASES // NS, return_counts=True)[1].max())
-    p = _PHASES * float(pdtrc(most - 1, len(times) / _PHASES))
-    yield Check("most_at_one_phase_of_a_second", most, min(1.0, p))
+    for name, cells in _PHASES.items():
+        most = int(np.unique(times % NS * cells // NS, return_counts=True)[1].max())
+        p = cells * float(pdtrc(most - 1, len(times) / cells))
+        yield Check(name, most, min(1.0, p))
 
 
 def _ks(name: str, times: Times, share_below: Callable[[Values], Values]) -> Check:
