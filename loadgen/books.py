@@ -15,7 +15,7 @@ from loadgen.stamps import ClockBridge
 from loadgen.timeline import Exchange, Timeline
 from loadgen.tokens import CountTokens
 from loadgen.turns import Told
-from results.record import Outcome, Record
+from results.record import MISSING_DONE, Outcome, Record
 
 
 @dataclass(slots=True)
@@ -139,6 +139,8 @@ class Books:
 
 
 def _told(record: Record, closed: int, t0: int) -> Told:
+    """What never said that it was done (C25) nobody knows to be over before it is let go."""
     completed = record.outcome is Outcome.COMPLETED and record.terminal is not None
-    at = t0 + record.terminal if completed and record.terminal is not None else closed
+    said = completed and MISSING_DONE not in (record.warnings or ())
+    at = t0 + record.terminal if said and record.terminal is not None else closed
     return Told(completed, record.outcome.value, at, record.phase)

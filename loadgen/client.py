@@ -152,6 +152,10 @@ class Client:
 
     def released(self, connection: Connection) -> None:
         """It is free again: the longest waiting request gets it."""
+        if self._waiting:
+            connection.look()  # the server may have closed it
+            if connection.closed:
+                return  # which made room for another one
         waiter = self._next_waiting()
         if waiter is not None:
             waiter.granted(connection, self._clock(), False)

@@ -35,7 +35,7 @@ from loadgen.rules import Rules
 from loadgen.targets.base import Dialect
 from loadgen.transport import Request, Transport
 from loadgen.turns import Dues, Told, Turns
-from results.record import Outcome
+from results.record import CAP, Outcome
 
 LINGER_NS = 250_000_000
 """How long an ended answer may take to give its connection back before it is closed."""
@@ -136,11 +136,11 @@ class Driver:
             return  # the run ended before it came to this
         self._dues.now(shot, due - self._t0)
         gate = self._gates.get(shot.class_)
-        if gate is None or gate.enter(partial(self._ask, shot, due, now, 1)):
+        if gate is None or gate.enter(shot.id, partial(self._ask, shot, due, now, 1)):
             self._ask(shot, due, now, 1, now)
         elif gate.drops:
             phase = self._phases.of(due - self._t0)
-            self._unsent(shot, phase, "cap", Outcome.DROPPED)
+            self._unsent(shot, phase, CAP, Outcome.DROPPED)
             self._follow(shot.id, Told(False, Outcome.DROPPED.value, due, phase))
 
     def _ask(self, shot: Shot, due: int, dequeued: int, attempt: int, now: int) -> None:
@@ -295,15 +295,14 @@ class Driver:
 
     def _end_run(self, why: str) -> None:
         now, self._stopping = self._clock(), True
-        for gate in self._gates.values():
-            gate.clear()
+        held = set[int]().union(*(gate.clear() for gate in self._gates.values()))
         # First those in the air: their connections close when this returns to the loop.
         # The latest first: who waits for a connection must not get one that another's end sets free.
         for flight in reversed(list(self._flights.values())):
             self._end(flight, now, Cut("run_end"))
         for shot in self._shots:
             if not self._over[shot.id]:
-                self._unsent(shot, self._dues.phase_left(shot), why)
+                self._unsent(shot, self._dues.phase_left(shot), CAP if shot.id in held else why)
         self._agenda.clear()
         self._finish_if_done()
 

@@ -18,24 +18,26 @@ class Gate:
         self.drops = cap.over == "drop"
         self._limit = cap.in_flight
         self._inside = 0
-        self._waiting: deque[Waiting] = deque()
+        self._waiting: deque[tuple[int, Waiting]] = deque()
 
-    def enter(self, waiting: Waiting) -> bool:
+    def enter(self, who: int, waiting: Waiting) -> bool:
         """True = inside. Else ``waiting`` is called once there is room, unless the gate drops."""
         if self._inside < self._limit:
             self._inside += 1
             return True
         if not self.drops:
-            self._waiting.append(waiting)
+            self._waiting.append((who, waiting))
         return False
 
     def leave(self) -> Waiting | None:
         """One goes; who waited longest is inside in its place."""
         if self._waiting:
-            return self._waiting.popleft()
+            return self._waiting.popleft()[1]
         self._inside -= 1
         return None
 
-    def clear(self) -> None:
-        """Nobody waits any longer."""
+    def clear(self) -> set[int]:
+        """Nobody waits any longer; who did."""
+        held = {who for who, _ in self._waiting}
         self._waiting.clear()
+        return held

@@ -22,7 +22,7 @@ from loadgen.targets.errors import MOST_TEXT, find_error
 from loadgen.targets.reading import InBandError
 from loadgen.tokens import CountTokens, fill_tokens, token_warnings
 from loadgen.transport import Ending
-from results.record import Outcome, Record
+from results.record import MISSING_DONE, Outcome, Record
 
 _KEPT_HEAD = 65_536
 """Bytes of a body without an event which are kept to be understood."""
@@ -256,7 +256,7 @@ class Timeline:
             found.append("compressed")
         if record.outcome is Outcome.COMPLETED:
             if record.streamed and self.answer.done_at is None:
-                found.append("missing_done")
+                found.append(MISSING_DONE)
             if not self.answer.finished:
                 found.append("missing_finish_reason")
         return found

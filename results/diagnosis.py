@@ -103,7 +103,9 @@ def _client(health: Health, data: RunData) -> Iterator[Finding]:
         yield Finding("bodies_late", text, "add load processes or CPUs for the client, or lower the rate")
     yield from _machines(data)
     if data.manifest.get("co_located") and not data.judging.virtual:
-        text = "client and target share the CPUs of this machine"
+        text, unread = "client and target share the CPUs of this machine", signals.unread_s
+        if unread is not None and unread > data.judging.limits.latency_floor:
+            text += f"; requests lay unread at the gateway for {unread * 1e3:,.0f} ms at p99"
         yield Finding("co_located", text, "run the target elsewhere to measure its capacity")
 
 

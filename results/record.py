@@ -24,6 +24,12 @@ class Outcome(StrEnum):
     UNKNOWN = "unknown"
 
 
+CAP = "cap"
+"""``error`` of what was not sent because a declared cap held it back."""
+MISSING_DONE = "missing_done"
+"""``warnings``: a stream that never said that it was done (C25)."""
+
+
 @dataclass(slots=True)
 class Record:
     """One closed request. Times in ns since t0 on one monotonic clock; None = did not happen."""

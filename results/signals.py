@@ -12,7 +12,7 @@ import pandas as pd
 
 from results.clockfaults import clock_faults
 from results.metrics import METRICS
-from results.record import Outcome
+from results.record import CAP, Outcome
 from results.run import RunData
 from results.stats.quantiles import Values, quantile
 from results.stats.saturation import integral
@@ -57,6 +57,8 @@ class Signals:
     conn_new_share: float | None = None
     died: str = ""
     """Which load process ended before it could say what it lost, and why; "" = none did."""
+    unread_s: float | None = None
+    """p99 of how long requests lay unread at the gateway, which H12 leaves out."""
     hidden_retries: float | None = None
     """Requests that the server counted beyond the client's attempts (C27)."""
 
@@ -91,6 +93,7 @@ def collect(data: RunData, view: View) -> Signals:
         coalesced_share(view.window),
         conn_new_share(view.window),
         _died(data),
+        p99(_unread(data, view)) if "received" in view.window else None,
         _beyond_attempts(data),
     )
 
@@ -168,8 +171,10 @@ def _little(data: RunData, view: View) -> tuple[float | None, str]:
 
 
 def _rate_deviation(view: View) -> float | None:
-    """Of what the driver was to send: what a declared cap dropped is the scenario's will (C16)."""
-    meant = view.window[view.window["due"].notna() & (view.window["outcome"] != Outcome.DROPPED)]
+    """Of what the driver was to send: what a declared cap held back for good is the scenario's will (C16)."""
+    due = view.window[view.window["due"].notna()]
+    held = (due["outcome"] == Outcome.DROPPED) | (due["start"].isna() & (due["error"] == CAP))
+    meant = due[~held]
     asked, offered = len(meant), int(meant["start"].notna().sum())
     return offered / asked - 1 if asked else None
 

@@ -434,6 +434,27 @@ def test_a_cap_holds_back_and_says_so() -> None:
     assert waits == pytest.approx([0, 70 * MS, 140 * MS], abs=10 * NS)
 
 
+def test_what_still_waits_for_a_cap_at_the_end_was_held_back_by_it() -> None:
+    """That it was not sent is the scenario's will, not the client's fault (H7)."""
+    rules = Rules(caps={"chat": Cap(1)})
+    fired = fire(plan_of(shot(0), shot(1, 0.01), shot(2, 0.02)), lambda id: [(50 * MS, token("a"))], rules=rules)
+    assert [fired.records[k].outcome for k in range(3)] == ["censored_by_run_end", "not_sent", "not_sent"]
+    assert [fired.records[k].error for k in (1, 2)] == ["cap", "cap"]
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_what_never_says_that_it_is_done_is_over_when_its_body_ends(done: bool) -> None:
+    """C25: its turn ended with its last word; but nobody could know, and the next one is not late for it."""
+    words = [(50 * MS, token("a")), (60 * MS, FINISH), *([(60 * MS, DONE)] if done else [])]
+    steps: list[Step] = [*words, (960 * MS, "complete")]
+    next_turn = shot(1, None, parent=0, after_ns=100 * MS, session=0, turn=1)
+    fired = fire(plan_of(shot(0), next_turn), lambda id: answer() if id else steps)
+    ended = 60 * MS if done else 960 * MS
+    assert fired.records[0].terminal == pytest.approx(60 * MS, abs=4 * NS)
+    assert fired.records[1].due == pytest.approx(ended + 100 * MS, abs=8 * NS)
+    assert fired.records[1].start == fired.records[1].due
+
+
 def test_a_cap_that_drops_ends_the_session_too() -> None:
     """`dropped` is an outcome of its own; what would have followed is not sent."""
     later = shot(2, None, parent=1, after_ns=S, session=1, turn=1)

@@ -316,6 +316,24 @@ def test_an_idle_connection_that_the_server_closed_is_not_used() -> None:
     run(body)
 
 
+def test_who_waits_for_a_connection_does_not_get_one_that_the_server_closed() -> None:
+    """Under a limit: the answer, and at once the end without a word of it in the head."""
+
+    async def body(target: Target, client: Client) -> None:
+        first, second = send(client), send(client)
+        end = await target.accept()
+        await target.request(end)
+        end.send(OK)
+        end.close()
+        fresh = await target.accept()
+        await target.request(fresh)
+        fresh.send(OK)
+        assert await first.end() == await second.end() == ("complete", "")
+        assert second.new is True
+
+    run(body, limit=1)
+
+
 def test_an_idle_connection_that_speaks_unasked_is_not_used() -> None:
     """As a proxy's 408 before it hangs up: that is no answer to the next request."""
 

@@ -60,6 +60,19 @@ def test_a_dropped_request_is_a_miss_that_was_asked(record: Make, run_of: MakeRu
     assert "5 requests" in next(f["text"] for f in summary["findings"] if f["code"] == "dropped")
 
 
+def test_what_a_cap_held_until_the_end_is_not_the_clients_to_send(record: Make, run_of: MakeRun) -> None:
+    """H7: it waited in a declared queue; what else was not sent is the client's."""
+    sent = [record(i, due_ms=40 * i, ttft_ms=5, e2e_ms=9) for i in range(75)]
+    late = [record(75 + i, "not_sent", due_ms=3800, start=None, closed=None, error="cap") for i in range(25)]
+    classes = {"default": ClassGoal(cap=4)}
+    assert judge(run_of(sent + late, classes=classes))["client"]["rows"]["H7"]["value"] == 0
+    for one in late[:15]:
+        one.error = "drain_limit"
+    assert judge(run_of(sent + late, classes=classes))["client"]["rows"]["H7"]["value"] == pytest.approx(
+        -1 / 6
+    )
+
+
 @pytest.mark.parametrize("length", [0, 1])
 def test_a_window_of_almost_no_length_divides_by_nothing(length: int, record: Make, run_of: MakeRun) -> None:
     """Rates of a window without length are null, of one ns finite; steady parts and faults do not mind."""

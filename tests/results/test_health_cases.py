@@ -311,6 +311,9 @@ def test_what_a_busy_gateway_has_not_read_is_not_the_clients(
         records[11].sent = (records[11].sent or 0) + held
     run = run_of(records, own_engine=True)
     run.truth, run.manifest = truth, {"t0_ns": t0, **manifest}
-    row = judge(run)["client"]["rows"]["H12"]
+    summary = judge(run)
+    row = summary["client"]["rows"]["H12"]
     assert row["value"] * 1e3 == pytest.approx(found_ms)
     assert row["state"] == ("valid" if found_ms == 1 else "invalid")
+    said = "".join(one["text"] for one in summary["findings"] if one["code"] == "co_located")
+    assert ("lay unread at the gateway for 60 ms" in said) == (found_ms == 1)
