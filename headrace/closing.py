@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,17 +25,36 @@ def end(last_line: Mapping[str, Any]) -> NoReturn:
 
 @contextmanager
 def closed_also_on_error() -> Iterator[None]:
-    """What ends early says why on stderr. A fault of our own is no failed gate: it ends like a target that
-    failed, with its traceback."""
+    """What ends early says why on stderr, also on Ctrl-C and SIGTERM. A fault of our own is no failed gate:
+    it ends like a target that failed, with its traceback."""
     try:
-        yield
+        with _terminated_like_ctrl_c():
+            yield
     except BenchError as error:
-        console.complain(error)
-        end(_error_line(error.exit_code, isinstance(error, Interrupted)))
+        _failed(error)
+    except KeyboardInterrupt:
+        _failed(Interrupted("interrupted before there was a verdict"))
     except Exception as error:
         traceback.print_exc()
         console.complain(BenchError(f"a fault of headrace itself, please report it: {error!r}"))
         end(_error_line(TargetFailed.exit_code))
+
+
+@contextmanager
+def _terminated_like_ctrl_c() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # which alone may say what a signal does
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _failed(error: BenchError) -> NoReturn:
+    console.complain(error)
+    end(_error_line(error.exit_code, isinstance(error, Interrupted)))
 
 
 class Closing(TyperCommand):
