@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 
 import pytest
@@ -18,8 +17,7 @@ def test_a_signal_before_the_load_ends_as_interrupted(
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(typer.Exit) as ended, closed_also_on_error():
-        os.kill(os.getpid(), number)
-        signal.pause()
+        signal.raise_signal(number)
     said = capsys.readouterr()
     last = json.loads(said.out.splitlines()[-1])
     assert (last["interrupted"], last["exit"], ended.value.exit_code) == (True, 4, 4)
