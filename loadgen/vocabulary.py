@@ -53,11 +53,13 @@ USUAL = Vocabulary(WORDS[:MOST_PIECES])
 def vocabulary_of(path: str | Path) -> Vocabulary:
     """Pieces for the tokenizer in a ``tokenizer.json``. Raises ValueError if there is no such file, if it
     is no tokenizer, or if text of an exact length cannot be made with it."""
-    file = Path(path).expanduser()
     try:
+        file = Path(path).expanduser()
         stat = file.stat()
     except OSError as error:
-        raise ValueError(f"{file}: cannot be read: {error.strerror}") from error
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
+    except (RuntimeError, ValueError) as error:  # a user who is not there, a zero byte
+        raise ValueError(f"{path}: cannot be read: {error}") from error
     return _vocabulary(file, stat.st_mtime_ns, stat.st_size)
 
 

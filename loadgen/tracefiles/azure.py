@@ -12,13 +12,16 @@ import numpy as np
 
 from loadgen.tracefiles.base import Timed
 from loadgen.tracefiles.errors import Findings
-from loadgen.tracefiles.fields import NS, Field, count, digits, shown, take, tokens
+from loadgen.tracefiles.fields import MOST_SECONDS, NS, Field, count, digits, shown, take, tokens
 from loadgen.tracefiles.reading import Source, table
 from loadgen.tracefiles.recording import Recording, Singles, in_order
 
 _CLOCK = re.compile(
     r"(\d{4}-\d\d-\d\d)[ T](\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(?:(Z)|([+-])(\d\d):(\d\d))?", re.ASCII
 )
+
+_MOST_AHEAD = 14 * 60
+"""Minutes; no clock on earth is farther from UTC."""
 
 
 def clock(value: str) -> int:
@@ -29,11 +32,14 @@ def clock(value: str) -> int:
     day, hour, minute, second, fraction, _, sign, ahead_h, ahead_m = found.groups()
     if int(hour) > 23 or int(minute) > 59 or int(second) > 59:
         raise ValueError(f"{shown(value)} is no time of day")
-    if not 1900 <= int(day[:4]) <= 2200:  # ns in 64 bits reach from 1678 to 2262
+    if not 1970 <= int(day[:4]) <= 2200:  # times and their differences fit into ns of 64 bits
         raise ValueError(f"{shown(value)} is not a time of our days")
     s = _days(day) * 86_400 + int(hour) * 3600 + int(minute) * 60 + int(second)
     if sign is not None:
-        s -= (int(ahead_h) * 60 + int(ahead_m)) * 60 * (1 if sign == "+" else -1)
+        ahead = int(ahead_h) * 60 + int(ahead_m)
+        if int(ahead_m) > 59 or ahead > _MOST_AHEAD:
+            raise ValueError(f"{shown(value)} has no offset from UTC: -14:00 to +14:00")
+        s -= ahead * 60 * (1 if sign == "+" else -1)
     return s * NS + int((fraction or "0").ljust(9, "0"))
 
 
@@ -68,6 +74,9 @@ class Azure(Timed):
         found.refuse()
         times, lines, given, asked = np.array(rows, dtype=np.int64).T
         order, late = in_order(times)
+        if times.max() - times.min() > MOST_SECONDS * NS:
+            source.say(int(lines[order[-1]]))(f"TIMESTAMP: more than {MOST_SECONDS:,} s after the first")
+            found.refuse()
         return Recording(
             str(path),
             source.digest,

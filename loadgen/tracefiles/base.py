@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -14,13 +13,15 @@ from numpy.typing import NDArray
 
 from loadgen.plan import Arrival, ClosedLoop, Opening, Part, Seconds, Share, Turn, Workload
 from loadgen.tracefiles.errors import MOST_TOO_LONG, Findings, Located
+from loadgen.tracefiles.fields import MOST_SECONDS
 from loadgen.tracefiles.opening import opened
+from loadgen.tracefiles.reach import most_sessions
 from loadgen.tracefiles.recording import Integers, Recording, Request, Session, leading
 from loadgen.tracefiles.replay import Over, Replay, Rules
 from loadgen.tracefiles.words import sentences
 from loadgen.workload.lengths import lengths
 
-_MOST_COMPRESS = 1e6
+_LEAST_COMPRESS, _MOST_COMPRESS = 1e-6, 1e6
 _NS = 1_000_000_000
 
 Misfit = Callable[[int, int], Iterable[str]]
@@ -187,6 +188,9 @@ class Timed(TraceFile):
     start_at: Seconds = 0.0
 
     def rules(self) -> Rules:
+        for key, seconds in (("spread", self.spread or 0.0), ("start_at", self.start_at)):
+            if not 0 <= seconds <= MOST_SECONDS:
+                raise ValueError(f"{key} must be 0 s to {MOST_SECONDS:,} s, not {seconds:g} s")
         width = None if self.spread is None else round(self.spread * _NS)
         return replace(TraceFile.rules(self), spread=width, start_at=round(self.start_at * _NS))
 
@@ -234,9 +238,7 @@ class Untimed(TraceFile):
         return self.arrival.expected(span)
 
     def _may_come(self, span: float) -> Integers:
-        expected = self.arrival.expected(span)
-        most = math.ceil(expected + 4 * math.sqrt(expected)) + 8
-        return self.replay.may[: most if self.thin is None else None]
+        return self.replay.may[: most_sessions(self.arrival, span) if self.thin is None else None]
 
     def _planned(self, span: float) -> dict[str, Any]:
         expected, n = self.arrival.expected(span), len(self.replay.order)
@@ -262,8 +264,8 @@ def _before(requests: Session, k: int, turn_of: dict[int, int]) -> tuple[int | N
 def _check(trace: TraceFile) -> None:
     if trace.thin is not None and not 0 < trace.thin <= 1:
         raise ValueError(f"thin keeps a share above 0%, not {trace.thin:g}")
-    if not 0 < trace.compress <= _MOST_COMPRESS:
-        raise ValueError(f"compress divides times: it is above 0 and up to 1e6, not {trace.compress:g}")
+    if not _LEAST_COMPRESS <= trace.compress <= _MOST_COMPRESS:
+        raise ValueError(f"compress divides times: it is 1e-6 to 1e6, not {trace.compress:g}")
     if trace.limit is not None and trace.limit < 1:
         raise ValueError(f"limit must be at least 1, not {trace.limit}")
     if trace.seed is not None and not 0 <= trace.seed < 2**63:

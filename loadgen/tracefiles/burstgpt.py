@@ -63,7 +63,7 @@ class BurstGPT(Timed):
                 rows.append(row)
         found.refuse()
         if not rows:
-            raise ValueError(f"{path}: every request of this trace failed; failed: send replays them too")
+            raise ValueError(f"{path}: every request of this trace failed{_remedy(counts)}")
         order, late = in_order(np.array([row.t for row in rows], dtype=np.int64))
         rows = [rows[i] for i in order]
         sessions, starts = _sessions(rows, counts)
@@ -80,6 +80,12 @@ class BurstGPT(Timed):
         else:
             counts["failed"] += 1
         return row.output > 0 or self.failed == "send"
+
+
+def _remedy(counts: Counter[str]) -> str:
+    if counts["failed"]:
+        return "; failed: send replays them too"
+    return " and has no prompt: none can be sent"
 
 
 def _row(line: int, cells: dict[str, str], say: Say) -> _Row | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,20 @@ def sources(path: Path, found: Findings) -> Iterator[Source]:
         return
     files = sorted(file for file in path.iterdir() if file.name.endswith(_ENDINGS))
     for file in files:
-        yield Source(file, found)
+        if (fault := _fault(file)) is None:
+            yield Source(file, found)
+        else:
+            found.add(str(file), 0, fault)
     if not files:
         found.add(str(path), 0, f"no trace in this folder: no file ends in {', '.join(_ENDINGS)}")
+
+
+def _fault(file: Path) -> str | None:
+    """Why a file of a folder cannot be read: the others are read all the same."""
+    try:
+        if not stat.S_ISREG(file.stat().st_mode):
+            return "cannot be read: not a file, but named like one: take it out of the folder"
+        with file.open("rb"):
+            return None
+    except OSError as error:
+        return f"cannot be read: {error.strerror or error}"

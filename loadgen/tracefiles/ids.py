@@ -15,9 +15,9 @@ def id_list(value: Any) -> Runs:
     """``[3, 4, 9]`` as runs. Raises ValueError."""
     if not isinstance(value, list):
         raise ValueError(f"{shown(value)} is not a list of block ids")
-    wrong = next((i for i in value if type(i) is not int or not 0 <= i < MOST_ID), None)
-    if wrong is not None:
-        raise ValueError(f"{shown(wrong)} is not a block id (0 to 2^40)")
+    for i in value:
+        if type(i) is not int or not 0 <= i < MOST_ID:
+            raise ValueError(f"{shown(i)} is not a block id (0 to 2^40)")
     return packed(value)
 
 

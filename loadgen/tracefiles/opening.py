@@ -22,7 +22,7 @@ def opened(file: str, settings: tuple[Any, ...], read: Callable[[Path], Recordin
     try:
         return _recording(_Asked(settings, path, _stamp(path), read))
     except OSError as error:
-        raise ValueError(f"{file}: cannot be read: {error.strerror or error}") from error
+        raise ValueError(f"{error.filename or file}: cannot be read: {error.strerror or error}") from error
 
 
 def located(file: str) -> Path:
@@ -33,18 +33,29 @@ def located(file: str) -> Path:
             raise ValueError(f"{file}: the environment variable {found[1]} is not set")
         return os.environ[found[1]]
 
-    path = Path(_VARIABLE.sub(value, file)).expanduser()
-    if not path.exists():
+    try:
+        path = Path(_VARIABLE.sub(value, file)).expanduser()
+        there, usable = path.exists(), path.is_file() or path.is_dir()
+    except RuntimeError as error:
+        raise ValueError(f"{file}: no such user, and so no home directory: write the whole path") from error
+    except OSError as error:
+        raise ValueError(f"{file}: cannot be read: {error.strerror or error}") from error
+    if not there:
         raise ValueError(f"{file}: no such file, neither beside the scenario nor from the working directory")
-    if not (path.is_file() or path.is_dir()):
+    if not usable:
         raise ValueError(f"{file}: neither a file nor a folder")
     return path.absolute()
 
 
 def _stamp(path: Path) -> tuple[Any, ...]:
-    """Changes when the file does, or any file of a folder."""
+    """Changes when the file does, or any file of a folder; a link there may lead nowhere."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
-    return tuple((file.name, (found := file.stat()).st_mtime_ns, found.st_size) for file in files)
+    return tuple((file.name, *(_version(file) if file.exists() else ())) for file in files)
+
+
+def _version(file: Path) -> tuple[int, int]:
+    found = file.stat()
+    return found.st_mtime_ns, found.st_size
 
 
 @dataclass(frozen=True, slots=True)

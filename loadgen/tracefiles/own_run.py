@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +16,7 @@ from loadgen.plan_io import read_plan
 from loadgen.tracefiles.base import Place, Timed
 from loadgen.tracefiles.errors import TraceError
 from loadgen.tracefiles.recording import Recording, Request, Session
+from loadgen.tracefiles.replay import Rules
 from results.record import Outcome
 from results.recordfile import read_stream
 
@@ -29,6 +30,11 @@ class OwnRun(Timed):
     classes: tuple[str, ...] = ()
     lengths: Literal["asked", "served"] = "asked"
     spread: Seconds | None = 0.0
+
+    def rules(self) -> Rules:
+        if self.over == "cut" and self.max_input is not None:
+            raise ValueError("a prompt of an earlier run cannot be cut to max_input: say over: drop")
+        return Timed.rules(self)
 
     def reading(self) -> tuple[Any, ...]:
         return (self.classes, self.lengths)
@@ -67,14 +73,26 @@ def _plan(path: Path) -> Plan:
 
 
 def _served(run: Path) -> Mapping[int, int]:
-    """Tokens that the requests which completed were served, by id."""
-    final, stream = run / "records.parquet", run / "records-0.arrow"
+    """Tokens that the requests which completed were served, by id; of a killed run by all its processes."""
+    final, streams = run / "records.parquet", sorted(run.glob("records-*.arrow"))
+    if not final.exists() and not streams:
+        why = "neither it nor a records-*.arrow is there, and lengths: served needs one; say lengths: asked"
+        raise TraceError([(str(final), 0, f"no records of a run: {why}")])
     try:
-        table = pq.read_table(final) if final.exists() else read_stream(stream)[0]
-        rows = zip(*(table.column(name).to_pylist() for name in ("id", "outcome", "n_out")), strict=True)
-        return {id: n for id, outcome, n in rows if outcome == Outcome.COMPLETED.value and n}
+        tables = [pq.read_table(final)] if final.exists() else [read_stream(path)[0] for path in streams]
+        served = {id: n for table in tables for id, n in _completed(table)}
     except Exception as error:  # as above
         raise TraceError([(str(final), 0, f"no records of a run: {error}")]) from error
+    if not served:
+        why = "no request of this run was answered to its end: say lengths: asked"
+        raise TraceError([(str(final if final.exists() else streams[0]), 0, why)])
+    return served
+
+
+def _completed(table: Any) -> Iterator[tuple[int, int]]:
+    """Id and tokens of each request that completed."""
+    rows = zip(*(table.column(name).to_pylist() for name in ("id", "outcome", "n_out")), strict=True)
+    return ((id, n) for id, outcome, n in rows if outcome == Outcome.COMPLETED.value and n)
 
 
 def _groups(shots: Sequence[Shot]) -> list[list[Shot]]:

@@ -95,6 +95,10 @@ class Recording:
     def file_of(self, session: int) -> str:
         return self.files[session] if self.files else self.file
 
+    def has_texts(self, session: int) -> bool:
+        """Whether its prompts are texts or parts of texts, which cannot be cut."""
+        return not isinstance(self.sessions, Singles) and bool(self.sessions[session][0].parts)
+
     def lengths(self) -> Lengths:
         if isinstance(self.sessions, Singles):
             one = self.sessions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,10 +11,13 @@ import numpy as np
 
 from loadgen.streams import stream
 from loadgen.tracefiles.errors import MOST_TOO_LONG, Findings
+from loadgen.tracefiles.fields import MOST_SECONDS, NS
 from loadgen.tracefiles.recording import Integers, Lengths, Recording, Session, Singles
 from loadgen.tracefiles.times import quantum, spread
+from loadgen.workload.sessions import MOST_REQUESTS
 
 Over = Literal["refuse", "drop", "cut"]
+_WAYS = "over: drop or over: cut"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,10 @@ class Rules:
         most_in = np.inf if self.max_input is None else self.max_input
         most_out = np.inf if self.max_output is None else self.max_output
         return (given > most_in) | (asked > most_out)
+
+    def width(self, step: int) -> int:
+        """What equal times are spread over, where times were rounded to ``step``."""
+        return step if self.spread is None else self.spread
 
     def due(self, times: Integers) -> Integers:
         """Times of the trace as times since the start of the load."""
@@ -65,11 +73,14 @@ class Replay:
         if len(may) == 0:
             raise ValueError("nothing of the trace is left: see start_at and max_input")
         _refuse_long(recording, rules, lengths, may)
+        _refuse_many(recording, rules, may)
+        step = 0 if starts is None else quantum(starts)
+        _refuse_far(recording, rules, may, step)
         order = np.flatnonzero(could & _drawn(recording, rules, could))[: rules.limit]
         facts = _left_out(recording, rules, lengths, order) | _scaling(rules, len(order))
         if starts is None:
             return Replay(recording, rules, order, None, may, None, facts)
-        moved, said = _spread(recording.digest, starts, rules)
+        moved, said = _spread(recording.digest, starts, step, rules)
         due, earliest = rules.due(moved[order]), rules.due(starts[may])
         return Replay(recording, rules, order, due, may, earliest, facts | said)
 
@@ -153,9 +164,8 @@ def _left_out(recording: Recording, rules: Rules, lengths: Lengths, order: Integ
     return found
 
 
-def _spread(digest: str, starts: Integers, rules: Rules) -> tuple[Integers, dict[str, Any]]:
-    step = quantum(starts)
-    width = step if rules.spread is None else rules.spread
+def _spread(digest: str, starts: Integers, step: int, rules: Rules) -> tuple[Integers, dict[str, Any]]:
+    width = rules.width(step)
     moved, count = spread(starts, width, stream(rules.seed, "trace", digest, "spread"))
     return moved, {
         "trace_s": float(starts[-1]) / 1e9,
@@ -176,9 +186,43 @@ def _refuse_long(recording: Recording, rules: Rules, lengths: Lengths, may: Inte
             ("max_output", lengths.output[row], rules.max_output),
         ):
             if most is not None and n > most:
-                what = f"{n:,} tokens are above {key} {most:,}: raise it, or say over: drop or over: cut"
-                found.add(recording.file_of(int(lengths.session[row])), int(lengths.line[row]), what)
+                session = int(lengths.session[row])
+                ways = "over: drop" if key == "max_input" and recording.has_texts(session) else _WAYS
+                what = f"{n:,} tokens are above {key} {most:,}: raise it, or say {ways}"
+                found.add(recording.file_of(session), int(lengths.line[row]), what)
     found.refuse()
+
+
+def _refuse_many(recording: Recording, rules: Rules, may: Integers) -> None:
+    """A session, and each of its sub-agents, has as many requests as records can number."""
+    if isinstance(recording.sessions, Singles):
+        return
+    found = Findings(MOST_TOO_LONG)
+    for index in may.tolist():
+        requests, counts = recording.sessions[index], Counter[int]()
+        for k in _sent(requests, rules) if len(requests) > MOST_REQUESTS else ():
+            counts[requests[k].lineage] += 1
+            if counts[requests[k].lineage] == MOST_REQUESTS + 1:
+                what = f"its session has more than {MOST_REQUESTS:,} requests from here on: split the session"
+                found.add(recording.file_of(index), requests[k].line, what)
+    found.refuse()
+
+
+def _refuse_far(recording: Recording, rules: Rules, may: Integers, step: int) -> None:
+    """Every time, of waiting too, fits into ns of 64 bits when `compress` has made it longer."""
+    last, starts = _longest_wait(recording, may), recording.starts
+    if starts is not None:
+        last = max(last, int(starts[may[-1]]) + rules.width(step) - rules.start_at)
+    if (s := last / rules.compress / NS) > MOST_SECONDS:
+        what = f"with compress {rules.compress:g} the trace lasts {s:.3g} s, and no load more than"
+        raise ValueError(f"{what} {MOST_SECONDS:,} s: raise compress, or set limit")
+
+
+def _longest_wait(recording: Recording, may: Integers) -> int:
+    """The think times of a session, all together."""
+    if isinstance(recording.sessions, Singles):
+        return 0
+    return max(sum(request.think_ns or 0 for request in recording.sessions[i]) for i in may.tolist())
 
 
 def _scaling(rules: Rules, kept: int) -> dict[str, Any]:

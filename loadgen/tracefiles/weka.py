@@ -185,7 +185,8 @@ def _lineage(
         values = _entry(entry, here)
         if values is None:
             continue
-        if before is not None and values["type"] != "subagent" and values["t"] < before["t"]:
+        # The t of a sub-agent whose duration is known is when it ended.
+        if before is not None and values.get("duration_ms") is None and values["t"] < before["t"]:
             here("t: earlier than the request before it")
         if values["type"] == "subagent":
             _subagent(trace, values, line, say, f"{path}[{k}]", last, before)

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from loadgen.arrivals import Constant
 from loadgen.tracefiles import TRACES, Trace, TraceError
@@ -26,6 +24,10 @@ def found(make: Make, name: str, text: str | bytes, **more: object) -> list[tupl
     return [(line, what) for _, line, what in caught.value.found]
 
 
+LATER_AGENT = (
+    '{"t": 13, "type": "n", "model": "m", "in": 9, "out": 1, "blocks": []}, {"t": 12.5, "type": "subagent"'
+)
+"""A sub-agent that starts before the request before it; one whose duration is known ends then."""
 LINES = [
     ("mooncake", 2, '"timestamp": 0', '"timestamp": -1', "timestamp: -1 is negative"),
     ("mooncake", 2, '"timestamp": 0', '"timestamp": NaN', "NaN is not a number"),
@@ -60,6 +62,13 @@ LINES = [
     ("weka", 1, "[[1, 3], [9, 2]]", "[[1, 3], [9, 0]]", "[9, 0] is not [first id, count]"),
     ("weka", 1, "[[50, 4]]", "[[50, 3]]", "requests[1].requests[1]: blocks: 3 block ids"),
     ("weka", 1, '"t": 21.0', '"t": 13.0', "requests[3]: t: earlier than the request before it"),
+    (
+        "weka",
+        1,
+        '{"t": 12.5, "type": "subagent", "agent_id": "s1", "duration_ms": 9000',
+        LATER_AGENT,
+        "requests[2]: t: earlier than the request before it",
+    ),
     ("weka", 1, '"t": 21.0', '"t": -1', "requests[3]: t: -1 is negative"),
     ("weka", 1, '"think_time": 12.0', '"think_time": -1', "requests[2]: think_time: -1 is negative"),
     ("weka", 2, '"block_size": 64', '"block_size": 16', "blocks of 64 tokens are known, not of 16"),
@@ -76,6 +85,10 @@ LINES = [
     ("azure", 3, "2023-11-16 18:17:04", "2023-11-31 18:17:04", "TIMESTAMP: "),
     ("azure", 3, "2023-11-16 18:17:04", "2023-11-16 25:17:04", "is no time of day"),
     ("azure", 3, "2023-11-16 18:17:04", "9999-11-16 18:17:04", "is not a time of our days"),
+    ("azure", 3, "2023-11-16 18:17:04", "1900-11-16 18:17:04", "is not a time of our days"),
+    ("azure", 3, "04.0319600", "04.0319600+99:99", "has no offset from UTC: -14:00 to +14:00"),
+    ("azure", 3, "04.0319600", "04.0319600+01:60", "has no offset from UTC"),
+    ("azure", 3, "04.0319600", "04.0319600-14:01", "has no offset from UTC"),
     ("azure", 3, "2023-11-16 18:17:04", "-3", "is not a time such as"),
     ("azure", 3, ",8", "", "2 fields under 3 columns"),
     ("azure", 3, ",8", ",8,9", "4 fields under 3 columns"),
@@ -231,6 +244,16 @@ def test_a_conversation_without_answers_alone_is_refused(trace: Make) -> None:
         trace("sharegpt", '[{"conversations": [{"from": "human", "value": "Hi"}]}]')
 
 
+def test_the_remedy_for_failed_requests_is_one(trace: Make) -> None:
+    """`failed: send` sends those that have a prompt, and is not named where none has."""
+    head = "Timestamp,Model,Request tokens,Response tokens\n"
+    with pytest.raises(ValueError, match="every request of this trace failed; failed: send replays them too"):
+        trace("burstgpt", head + "1,m,5,0\n2,m,0,0\n")
+    for failed in ("skip", "send"):
+        with pytest.raises(ValueError, match=r"failed and has no prompt: none can be sent$"):
+            trace("burstgpt", head + "1,m,0,0\n2,m,0,0\n", failed=failed)
+
+
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     """A folder where one file is meant, an empty folder where traces are, a device."""
     with pytest.raises(ValueError, match="cannot be read: Is a directory"):
@@ -255,75 +278,3 @@ def test_a_fault_in_a_folder_names_its_file(tmp_path: Path, texts: dict[str, str
         ("4.jsonl", 1),
     ]
     assert caught.value.found[1][2] == "id: 'a' stands at 1.json:1 too"
-
-
-LINE_FORMATS = ["mooncake", "azure", "burstgpt", "vidur", "bailian", "weka", "mt_bench"]
-
-
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.sampled_from(LINE_FORMATS),
-    st.integers(0, 9),
-    st.integers(0, 400),
-    st.integers(0, 6),
-    st.text(alphabet=st.sampled_from('0123456789-.,:"{}[]abNeE \t\\\x00é'), max_size=4),
-)
-def test_a_corrupted_line_is_refused_by_its_number_or_harms_no_other(
-    trace: Make, texts: dict[str, str], name: str, row: int, at: int, gone: int, typed: str
-) -> None:
-    """Any edit of one line: its number and no other is in the error, or the file still has as many sound
-    requests as it had lines."""
-    rows = texts[name].replace("\r\n", "\n").rstrip("\n").split("\n")
-    row %= len(rows)
-    at %= len(rows[row]) + 1
-    rows[row] = rows[row][:at] + typed + rows[row][at + gone :]
-    made, blamed = _loaded(trace, name, "\n".join(rows) + "\n", row)
-    assert blamed <= {row + 1}
-    if made is not None:
-        before, after = trace(name).facts(1.0), made.facts(1.0)
-        assert after["rows"] == before["rows"] or name in ("weka", "mt_bench")
-        assert after["sessions"] == before["sessions"] or name in ("bailian", "burstgpt")
-
-
-def _loaded(make: Make, name: str, text: str, row: int) -> tuple[Trace | None, set[int]]:
-    """The trace, or the lines that are named for its being refused."""
-    try:
-        return make(name, text), set()
-    except TraceError as error:
-        return None, _blamed(error, name, row)
-
-
-def _blamed(error: TraceError, name: str, row: int) -> set[int]:
-    """The lines that the error names. An id or a time that still is one can make another line wrong, which
-    then names the edited one, or comes no later than it."""
-    lines = set()
-    for _, line, what in error.found:
-        other = name in ("bailian", "weka") and (f"line {row + 1}" in what or f":{row + 1} too" in what)
-        lines.add(row + 1 if other else line)
-    return lines
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.sampled_from(["sharegpt", "swe_agent", "weka", "mt_bench"]),
-    st.integers(0, 3000),
-    st.integers(0, 40),
-    st.text(alphabet=st.sampled_from('01-.,:"{}[]ae \n\t\\\x00é\ud800'), max_size=6),
-)
-def test_any_edit_of_a_document_loads_or_is_refused(
-    trace: Make, texts: dict[str, str], name: str, at: int, gone: int, typed: str
-) -> None:
-    """A few characters replaced anywhere, also by what is no text: a trace or an error with file and line."""
-    text = texts[name]
-    at %= len(text)
-    edited = (text[:at] + typed + text[at + gone :]).encode("utf-8", "surrogatepass")
-    try:
-        trace(name, edited)
-    except TraceError as error:
-        found_lines = [line for _, line, _ in error.found]
-    except ValueError as error:
-        found_lines = [1] if str(error) else []
-    else:
-        found_lines = [1]
-    assert found_lines
-    assert all(1 <= line <= text.count("\n") + 8 for line in found_lines)

@@ -78,6 +78,40 @@ def test_served_lengths_come_from_the_records(run: Path, shots: Play, killed: bo
     assert [s.n_out_asked for s in again] == [3 if s.id % 2 else s.n_out_asked for s in plan.shots]
 
 
+def test_a_killed_run_has_records_of_every_process(run: Path, shots: Play) -> None:
+    """Each wrote its own file."""
+    plan = Plan.make(LOADS, PHASES, 7)
+    for slice in range(2):
+        with RecordWriter(run / f"records-{slice}.arrow") as writer:
+            for shot in plan.shots[slice::2]:
+                writer.append(Record(shot.id, shot.class_, shot.phase, Outcome.COMPLETED, n_out=3))
+    again = shots(OwnRun(file=str(run), lengths="served"), span=35.0)
+    assert {s.n_out_asked for s in again} == {3}
+
+
+def test_served_lengths_need_records_of_answers(run: Path) -> None:
+    """Without any, what was asked would be sent under their name."""
+    with pytest.raises(TraceError, match=r"records\.parquet:0: no records of a run: neither it nor"):
+        OwnRun(file=str(run), lengths="served")
+    with RecordWriter(run / "records-0.arrow") as writer:
+        writer.append(Record(0, "chat", "window", Outcome.TRUNCATED, n_out=3))
+    with pytest.raises(TraceError, match=r"records-0\.arrow:0: no request of this run was answered to its"):
+        OwnRun(file=str(run), lengths="served")
+    assert OwnRun(file=str(run)).facts(35.0)["served_lengths"] == 0
+
+
+def test_prompts_of_a_run_are_not_cut(run: Path, shots: Play) -> None:
+    """They would be sent whole; answers can be shorter, and what is too long can be dropped."""
+    with pytest.raises(ValueError, match="an earlier run cannot be cut to max_input: say over: drop"):
+        OwnRun(file=str(run), max_input=20, over="cut")
+    with pytest.raises(TraceError, match=r"above max_input 50: raise it, or say over: drop$"):
+        OwnRun(file=str(run), max_input=50, classes=("batch",))
+    assert {s.n_out_asked for s in shots(OwnRun(file=str(run), max_output=3, over="cut"))} == {3}
+    sent = shots(OwnRun(file=str(run), max_input=58, over="drop"), span=35.0)
+    assert sent
+    assert all(s.n_in_asked <= 58 for s in sent)
+
+
 def test_branches_and_sub_agents_come_again(run: Path, shots: Play) -> None:
     """A sub-agent is a session of its own again, behind the request that called it."""
     plan = Plan.make(LOADS, PHASES, 7)
