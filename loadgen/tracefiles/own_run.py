@@ -24,8 +24,9 @@ from results.recordfile import read_stream
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnRun(Timed):
     """A run directory of headrace: the due times, sessions, think times, prompts and lengths of its plan.
-    `classes` picks some of its classes; `lengths: served` asks for as many tokens as were served then.
-    Scripted cancels and duplicates are not repeated, and a user of a closed loop leaves after a failure."""
+    `classes` picks some of its classes; `lengths: served` asks for as many tokens as were served then, which
+    its records must tell. Scripted cancels and duplicates are not repeated, and a user of a closed loop leaves
+    after a failure."""
 
     classes: tuple[str, ...] = ()
     lengths: Literal["asked", "served"] = "asked"
