@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from itertools import combinations, product
 
 from headrace.errors import UsageFailed
 from headrace.sweep.levels import LevelError, Levels, read, read_rates, read_users
@@ -23,6 +24,7 @@ _OURS = {
     "headrace": "the version of the file is no control",
     "phases.window": "a sweep sets the window itself; see --step-window and --longest-window",
 }
+"""Keys that no axis may write, nor what holds them: a sweep writes them after all axes."""
 
 Setter = Callable[[str], tuple[str, ...]]
 """From a value as text (``4/s``, ``256``) to ``KEY=VALUE`` overrides."""
@@ -38,6 +40,13 @@ class Axis:
     @property
     def key(self) -> str:
         return self.spec.key
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """The scenario's keys that a value is laid on; they are the same for every value."""
+        spec = self.spec
+        value = spec.values[0] if spec.low is None else spec.text(spec.low)
+        return tuple(line.partition("=")[0] for line in self.set(value))
 
 
 class AxisError(ValueError):
@@ -56,13 +65,35 @@ def parse_axes(texts: Sequence[str], scenario: Scenario) -> tuple[Axis, ...]:
             axes.append(_axis(text, scenario))
         except (AxisError, LevelError) as error:
             errors.append(f"  --axis {text}: {error}")
-    names = [axis.key for axis in axes]
-    errors += [f"  --axis {name}: given twice" for name in sorted({n for n in names if names.count(n) > 1})]
+    errors += dict.fromkeys(clash for pair in combinations(axes, 2) if (clash := _clash(*pair)) is not None)
     if not texts:
         errors.append("  nothing to vary: give --axis KEY=v1,v2 or --axis KEY=low:high, as chat.rate=1:64")
     if errors:
         raise UsageFailed("this sweep cannot be run:", *errors)
     return _one_searched(axes)
+
+
+def _clash(one: Axis, other: Axis) -> str | None:
+    """Of two axes that write the same thing only the later one would be varied."""
+    if one.key == other.key:
+        return f"  --axis {one.key}: given twice"
+    for pair in product(one.writes, other.writes):
+        if _meet(*pair):
+            return (
+                f"  --axis {one.key} and --axis {other.key} both set {max(pair, key=len)}, so that one of"
+                " them would not be varied: leave one out"
+            )
+    return None
+
+
+def _meet(one: str, other: str) -> bool:
+    """One key holds the other, or they are the same: ``engine`` and ``engine.model``."""
+    return all(mine == its for mine, its in zip(_steps(one), _steps(other), strict=False))
+
+
+def _steps(key: str) -> list[str]:
+    """``load.00`` is ``load.0``."""
+    return [str(int(step)) if step.isdecimal() else step for step in key.strip().split(".")]
 
 
 def _one_searched(axes: Sequence[Axis]) -> tuple[Axis, ...]:
@@ -98,11 +129,14 @@ def _made(key: str, found: Levels, setter: Setter, scaled: str = "") -> Axis:
 def _path(key: str, scenario: Scenario) -> str:
     """The scenario's key that is meant. Whether it exists below its first step, the loader tells."""
     head, _, rest = key.partition(".")
-    if key in _OURS:
-        raise AxisError(_OURS[key])
-    if head == "engine" and rest:
+    if ours := next((name for name in _OURS if _meet(key, name)), None):
+        holds = len(_steps(key)) < len(_steps(ours))
+        raise AxisError(f"{_OURS[ours]}; name another key of {key}" if holds else _OURS[ours])
+    if head == "engine":
         if not isinstance(scenario.target, EngineTarget):
             raise AxisError("the target is a URL: its engine cannot be set")
+        if not rest:
+            raise AxisError("name a key of the engine, such as engine.scheduler.prefill_chunk")
         return f"target.{key}"
     if head in scenario.classes:
         raise AxisError(

@@ -180,16 +180,26 @@ def _objectives_override(base: Scenario, spec: SweepSpec) -> tuple[str, ...]:
 
 
 def _try_all(design: Design) -> None:
-    """Load the scenario of every cell, at both ends of what is searched. Raises UsageFailed with every
-    error once."""
+    """Load the scenario of every cell, at both ends of what is searched and with the first window and the
+    longest, which more of a trace fits in. Raises UsageFailed with every error once."""
+    first, longest = design.spec.windows[0], design.spec.windows[-1]
+    errors = _refused(design, first)
+    later = [error for error in _refused(design, longest) if error not in errors] if longest > first else []
+    if later:
+        later.append(f"  only in windows of more than {first:g}s: --longest-window {first:g}s has none")
+    if errors or later:
+        raise UsageFailed("this sweep cannot be run:", *errors, *later)
+
+
+def _refused(design: Design, window: float) -> list[str]:
+    """What is wrong with any of the scenarios, each error once."""
     errors: dict[str, None] = {}
     for cell, value in _corners(design.spec):
         try:
-            scenario_of(design, cell, value, design.spec.windows[0])
+            scenario_of(design, cell, value, window)
         except UsageFailed as error:
             errors |= dict.fromkeys(error.lines[1:])
-    if errors:
-        raise UsageFailed("this sweep cannot be run:", *errors)
+    return list(errors)
 
 
 def _corners(spec: SweepSpec) -> Iterator[tuple[int, float | None]]:

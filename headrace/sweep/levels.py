@@ -10,6 +10,7 @@ import yaml
 from scenarios.units import UNITS, Unit
 
 _QUANTITY = re.compile(r"\s*([-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)\s*([^\s\d:]*)\s*")
+_OCTAL = re.compile(r"([-+]?)0[0_]*(\d[\d_]*)")
 _CLOSES = {"[": "]", "{": "}", "(": ")"}
 _RATE: Unit = UNITS["1/s"]
 
@@ -111,15 +112,36 @@ def _each(text: str) -> tuple[str, ...]:
 
 
 def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
-    if doubled := next((value for value in values if values.count(value) > 1), None):
-        raise LevelError(f"{doubled!r} stands there twice")
+    seen: dict[str, str] = {}
+    for value in values:
+        meant = _meant(value)
+        if meant in seen:
+            also = "" if seen[meant] == value else f", also as {seen[meant]!r}"
+            raise LevelError(f"{value!r} stands there twice{also}")
+        seen[meant] = value
     return values
+
+
+def _meant(value: str) -> str:
+    """The same text for values that say the same: 1 and 1.0, 1s and 1000ms."""
+    loaded = yaml.safe_load(value)
+    for base, unit in UNITS.items():
+        try:
+            return f"{float(unit.parse(loaded))!r} {base}"
+        except ValueError:
+            continue
+    found = _QUANTITY.fullmatch(str(loaded))
+    return repr(loaded) if found is None else f"{float(found[1])!r} {found[2]}"
 
 
 def _checked(value: str) -> None:
     if not value:
         raise LevelError("an empty value: write v1,v2 or low:high")
+    if found := _OCTAL.fullmatch(value):
+        raise LevelError(
+            f"{value!r} begins with a 0, which makes it octal in YAML: write {found[1]}{found[2]}"
+        )
     try:
         yaml.safe_load(value)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise LevelError(f"{value!r} is not a YAML value") from error

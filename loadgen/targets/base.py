@@ -42,8 +42,8 @@ class Dialect(Protocol):
         if the key is not there."""
 
     def redact(self, text: str, least: int = 1) -> str:
-        """``text`` without the key, which servers like to repeat; a key of less than ``least`` characters
-        stays, for it may be a word."""
+        """``text`` without the key, which servers like to repeat, also escaped; a key of less than ``least``
+        characters stays, for it may be a word."""
 
     @abstractmethod
     def request(

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from ipaddress import IPv4Address
 from typing import ClassVar, Protocol
 from urllib.parse import urlsplit
 
@@ -14,6 +15,7 @@ import orjson
 
 from loadgen.plan import Shot
 from loadgen.targets.base import Payload
+from loadgen.targets.secrets import holds_secret, names_secret, redacted
 from loadgen.text import Message
 from loadgen.transport import HttpRequest
 
@@ -25,26 +27,34 @@ _OURS = (
     *("idempotency-key", "x-request-id"),
 )
 """Headers that the client itself sends, and that only it can send rightly."""
-_SECRET = re.compile(r"auth|cookie|api-?key|^key$|token|secret|password|credential|signature", re.I)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
-_SECRET_VALUE = re.compile(r"(?:bearer|basic)\s|sk-[\w-]{12}", re.I)
+_URL = re.compile(r"[\x21-\x7e]*")
 _HOST = re.compile(r"[A-Za-z0-9._:%-]+")
 _ENDPOINT = re.compile(r"(?:/v1)?/(?:chat/completions|completions|responses|messages|models)/?$")
 
 
 def header_fault(name: str, value: str) -> str | None:
     """Why a scenario may not set this header, and what to do; None if it may."""
-    if _SECRET.search(name) or _SECRET_VALUE.match(value):
-        return f"{name} carries a secret: name the environment variable that holds it in key_env, and the"
-        " header in key_header if it is not the dialect's usual one"
+    if name.lower() not in _OURS and (names_secret(name) or holds_secret(value) or holds_secret(name)):
+        shown = "a header" if holds_secret(name) else name
+        return (
+            f"{shown} carries a secret: name the environment variable that holds it in key_env, and the"
+            " header in key_header if it is not the dialect's usual one"
+        )
+    if (found := _name_fault(name)) is not None:
+        return found
+    if not _VALUE.fullmatch(value):
+        return f"the value of {name} has characters that no header can hold"
+    return None
+
+
+def _name_fault(name: str) -> str | None:
     if name.lower() in _OURS or name.lower().startswith("x-headrace"):
         return f"{name} is sent by the client itself: remove it"
     if not _NAME.fullmatch(name):
         return f"{name!r} is no name of a header: letters, digits and hyphens only"
-    if not _VALUE.fullmatch(value):
-        return f"the value of {name} has characters that no header can hold"
     return None
 
 
@@ -71,6 +81,8 @@ class Options(Protocol):
 
 def url_fault(url: str) -> str | None:
     """What is wrong with a target's url, and the remedy; None if nothing is. Never shows a secret."""
+    if not _URL.fullmatch(url):
+        return "url must look like http://host:port/prefix, without blanks, line ends or letters beyond ASCII"
     try:
         parts = urlsplit(url)
         secret, port = parts.username is not None, None if "@" in parts.netloc else parts.port
@@ -78,16 +90,36 @@ def url_fault(url: str) -> str | None:
         return f"url must look like http://host:port/prefix ({error})"
     if secret:
         return "url holds a user name or password: remove it, and name the key's variable in key_env"
-    if port == 0 or not _HOST.fullmatch(parts.hostname or ""):
+    if port == 0 or not _is_host(parts.hostname or ""):
         return f"url must look like http://host:port/prefix, not {parts.scheme}://{parts.netloc}"
     if "?" in url or "#" in url:
         return (
             "url ends in a query or a fragment, which no request would carry: remove it; an API key goes into"
             " the environment, under the name in key_env"
         )
+    if holds_secret(parts.path):
+        return "url holds a key in its path: remove it, and name the key's variable in key_env"
     if end := _ENDPOINT.search(parts.path):
         return f"url names one call: remove {end[0]}; the dialect says what comes after the address"
     return None
+
+
+def _is_host(host: str) -> bool:
+    if not re.fullmatch(r"[0-9]+(?:\.[0-9]+){3}", host):
+        return _HOST.fullmatch(host) is not None
+    try:
+        return bool(IPv4Address(host))
+    except ValueError:
+        return False
+
+
+def _key_header_fault(name: str) -> str | None:
+    if holds_secret(name):
+        return (
+            "key_header is the name of a header, and not the key itself: name the key's variable in key_env"
+        )
+    found = _name_fault(name)
+    return None if found is None else f"key_header must be the name of a header for the key: {found}"
 
 
 def option_fault(target: Options) -> str | None:
@@ -96,8 +128,8 @@ def option_fault(target: Options) -> str | None:
         return found
     if target.key_env is not None and not _VARIABLE.fullmatch(target.key_env):
         return "key_env is the name of an environment variable, like API_KEY, and not the key itself"
-    if target.key_header is not None and not _NAME.fullmatch(target.key_header):
-        return f"key_header must be the name of a header, not {target.key_header!r}"
+    if target.key_header is not None and (found := _key_header_fault(target.key_header)) is not None:
+        return found
     if target.temperature is not None and not 0 <= target.temperature <= 2:
         return f"temperature must be from 0 to 2, or null to send none; not {target.temperature:g}"
     extensions = [name for name in target.accepts if name != "max_completion_tokens"]
@@ -147,7 +179,7 @@ class HttpTarget:
 
     def redact(self, text: str, least: int = 1) -> str:
         key = os.environ.get(self.key_env, "").strip() if self.key_env is not None else ""
-        return text.replace(key, f"[{self.key_env}]") if key and len(key) >= least else text
+        return redacted(text, key, f"[{self.key_env}]") if len(key) >= least else text
 
     def tokenize(self, messages: Sequence[Message]) -> HttpRequest:
         return post("/tokenize", JSON, {"model": self.model, "messages": list(messages)})

@@ -311,6 +311,14 @@ def test_a_directory_is_not_used_twice(swept: Path, app: typer.Typer, small: Pat
         (("load.7.workload.input=1:4",), "load has items 0 to 1"),
         (("seed=1,2",), "--seed"),
         (("phases.window=30s,60s",), "--step-window"),
+        (("phases={window: 1s},{window: 2s}",), "name another key of phases"),
+        (("gates.0=a,b",), "change them with --set"),
+        (("engine=1",), "such as engine.scheduler.prefill_chunk"),
+        (("engine.scheduler.max_running=64,064",), "makes it octal in YAML: write 64"),
+        (("ping.concurrency=01,1",), "makes it octal in YAML: write 1"),
+        (("engine.scheduler.max_running=1,1",), "stands there twice"),
+        (("engine.cost.a=1s,2s,1000ms",), "'1000ms' stands there twice, also as '1s'"),
+        (("engine.name=2026-13-45,b",), "not a YAML value"),
     ],
 )
 def test_a_sweep_that_makes_no_sense_is_refused_before_any_load(

@@ -207,6 +207,15 @@ def test_a_header_that_goes_on_in_the_next_line_is_one() -> None:
         ("http://h/v1/chat/completions", "remove /v1/chat/completions"),
         ("http://h/openai/v1/responses/", "remove /v1/responses/"),
         ("http://h/v1/messages", "remove /v1/messages"),
+        ("http://h/sk-abcdef0123456789/v1", "a key in its path"),
+        ("http://h/%73k-abcdef0123456789/v1", "a key in its path"),
+        ("http://h/v1\n", "without blanks"),
+        ("http://h\r\n/v1", "without blanks"),
+        (" http://h", "without blanks"),
+        ("http://h/a b", "without blanks"),
+        ("http://h/\x7f", "without blanks"),
+        ("http://h/\xa0", "without blanks"),
+        ("http://1.2.3.999", "must look like"),
     ],
 )
 def test_an_address_that_cannot_be_meant_is_refused(url: str, says: str) -> None:
@@ -215,18 +224,35 @@ def test_an_address_that_cannot_be_meant_is_refused(url: str, says: str) -> None
     assert fault is not None
     assert says in fault
     assert "s3cret" not in fault
+    assert "k-abc" not in fault
 
 
 @pytest.mark.parametrize(
     "url",
-    ["http://127.0.0.1:8000", "https://h/openai/v1/", "http://[::1]:80/v1", "http://a_b.c:1/messages-api"],
+    [
+        "http://127.0.0.1:8000",
+        "http://h/task-abcdef0123456789/v1",
+        "http://1.2.3.4.sslip.io",
+        "https://h/openai/v1/",
+        "http://[::1]:80/v1",
+        "http://a_b.c:1/messages-api",
+    ],
 )
 def test_an_address_as_it_should_be(url: str) -> None:
     """With and without port and prefix."""
     assert url_fault(url) is None
 
 
-@pytest.mark.parametrize("value", ["Bearer abc", "basic dTpw", "sk-abcdef0123456789"])
+KEYS = (
+    *("Bearer abc", "basic dTpw", " Bearer abc", "sk-abcdef0123456789", "Token sk-abcdef0123456789"),
+    *(" sk-abcdef0123456789", "key=sk-abcdef0123456789", "token 0123456789abcdef", "gsk_abcdef0123456789"),
+    *("ghp_abcdef0123456789", "github_pat_11ABCDEF0_abc", "glpat-abcdef-0123456", "hf_abcdefABCDEF0123456"),
+    *("xai-abcdefABCDEF0123456", "AIzaSyA-abcdef0123456789", "AKIAABCDEFGH01234567"),
+    "eyJhbGciOiJIUzI1NiJ9.e30.abc",
+)
+
+
+@pytest.mark.parametrize("value", KEYS)
 def test_a_value_that_is_a_key_is_refused_under_any_name(value: str) -> None:
     """A scenario file holds no key."""
     fault = header_fault("X-Gate", value)
@@ -234,3 +260,21 @@ def test_a_value_that_is_a_key_is_refused_under_any_name(value: str) -> None:
     assert "key_env" in fault
     assert value not in fault
     assert header_fault("Accept-Language", "sk-SK") is None
+    named = header_fault(value.replace(" ", "-"), "v")
+    assert named is None or value not in named
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("X-Tag", value) for value in ("task-abcdef0123456789", "desk-lamp-and-table", "eyJhIjoxfQ==")],
+        *[("X-Model", value) for value in ("xai-grok-4-fast-reasoning", "pplx-70b-online", "hf_small")],
+        *[(name, "batch") for name in ("X-Request-Priority", "X-Tenant", "X-Trace-Id", "traceparent")],
+        *[(name, "a") for name in ("X-Author", "X-Authority", "X-Max-Tokens", "X-Tokenizer", "X-Keyboard")],
+        *[(name, "a") for name in ("X-Path", "X-Monkey", "X-Pattern", "X-Cache-Key", "X-Routing-Key")],
+        *[(name, "a") for name in ("X-Token-Budget", "X-Keep", "anthropic-beta", "HTTP-Referer")],
+    ],
+)
+def test_an_ordinary_header_is_not_taken_for_a_secret(name: str, value: str) -> None:
+    """Words of which a part is key, token or auth."""
+    assert header_fault(name, value) is None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from loadgen.targets import (
     OpenAICompletions,
     OpenAIResponses,
 )
-from loadgen.targets.http import header_fault, post
+from loadgen.targets.http import header_fault, option_fault, post
 from loadgen.text import Message
 
 SHOT = Shot(
@@ -43,6 +43,20 @@ NAMES = sorted(TARGETS)
 
 def made(name: str, **options: Any) -> Dialect:
     return TARGETS[name](model="m", **options)  # type: ignore[call-arg]
+
+
+@dataclass(frozen=True)
+class OpenAIOptions:
+    """What a scenario says of a target, without its model."""
+
+    url: str = "http://h"
+    dialect: str = "openai_chat"
+    key_env: str | None = None
+    key_header: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    strict: bool = False
+    temperature: float | None = 0.0
+    accepts: Sequence[str] = ()
 
 
 def sent(
@@ -179,7 +193,8 @@ def test_a_scenarios_own_headers_are_sent() -> None:
             (name, "key_env")
             for name in (
                 *("Authorization", "x-api-key", "Cookie", "api-key", "Proxy-Authorization", "X-Auth-Token"),
-                *("x-goog-api-key", "ApiKey", "X-Amz-Security-Token", "X-Client-Secret"),
+                *("x-goog-api-key", "ApiKey", "X-Amz-Security-Token", "X-Client-Secret", "api_key", "X-PAT"),
+                *("Ocp-Apim-Subscription-Key", "X-Key", "key", "x_key", "AccessKey", "X-Authorisation"),
             )
         ],
         *[(name, "the client itself") for name in ("Host", "content-length", "X-Request-Id", "Accept")],
@@ -196,6 +211,23 @@ def test_headers_that_a_scenario_may_not_set(header: str, why: str | None) -> No
     fault = header_fault(header, "v")
     assert (fault is None) if why is None else (fault is not None and why in fault)
     assert header_fault("X-Fine", "a\r\nCookie: x") is not None
+
+
+@pytest.mark.parametrize("name", ["Content-Length", "host", "X-Request-Id", "X-Headrace-Class"])
+def test_a_key_does_not_go_into_a_header_of_the_clients_own(name: str) -> None:
+    """Such a request could not be sent rightly."""
+    fault = option_fault(OpenAIOptions(key_env="K", key_header=name))
+    assert fault is not None
+    assert "the client itself" in fault
+    assert option_fault(OpenAIOptions(key_env="K", key_header="api-key")) is None
+
+
+def test_a_key_in_the_place_of_its_headers_name_is_not_shown() -> None:
+    """The error says where it belongs."""
+    fault = option_fault(OpenAIOptions(key_header="sk-abcdef0123456789"))
+    assert fault is not None
+    assert "key_env" in fault
+    assert "abcdef" not in fault
 
 
 # --- conversations
