@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 
 from headrace import commands_reference, commands_sweep, console
 from headrace.closing import Closing, closed_also_on_error, end
-from headrace.errors import BenchError
+from headrace.errors import BenchError, TargetFailed
 from headrace.origin import check_origin
 
 app = typer.Typer(
@@ -65,21 +66,20 @@ def run(
 
     Example: [bold]bench run quickstart[/bold] · [bold]bench run my.yaml --target http://127.0.0.1:8000[/bold]
     """
-    from headrace.run import Options, run_scenario
+    with closed_also_on_error():  # the imports too, which take a second
+        from headrace.run import Options, run_scenario
 
-    options = Options(
-        out=out,
-        target=target,
-        virtual=virtual,
-        seed=seed,
-        overrides=tuple(set_ or ()),
-        keep_text=keep_text,
-        strict=strict,
-        allow_inconclusive=allow_inconclusive,
-    )
-    view = console.view(quiet=quiet or as_json)
-    with closed_also_on_error():
-        outcome = run_scenario(scenario, options, view)
+        options = Options(
+            out=out,
+            target=target,
+            virtual=virtual,
+            seed=seed,
+            overrides=tuple(set_ or ()),
+            keep_text=keep_text,
+            strict=strict,
+            allow_inconclusive=allow_inconclusive,
+        )
+        outcome = run_scenario(scenario, options, console.view(quiet=quiet or as_json))
     if as_json:
         console.show_json(outcome.summary)
     elif not quiet:
@@ -93,10 +93,8 @@ def validate(scenario: ScenarioPath, set_: Overrides = None, as_json: AsJson = F
     from headrace.prepare import load_scenario
 
     loaded = load_scenario(scenario, tuple(set_ or ()))
-    if as_json:
-        console.show_json({"ok": True, "scenario": str(scenario), "question": loaded.question})
-    else:
-        console.say(f"{scenario}: ok. {loaded.question}")
+    ok = {"ok": True, "scenario": str(scenario), "question": loaded.question}
+    console.show_json(ok) if as_json else console.say(f"{scenario}: ok. {loaded.question}")
 
 
 @app.command()
@@ -294,6 +292,10 @@ def main() -> None:
     except BenchError as error:
         console.complain(error)
         sys.exit(error.exit_code)
+    except Exception as error:  # no failed gate: exit 1 would say so
+        traceback.print_exc()
+        console.complain(BenchError(f"a fault of headrace itself, please report it: {error!r}"))
+        sys.exit(TargetFailed.exit_code)
 
 
 if __name__ == "__main__":

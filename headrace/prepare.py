@@ -11,14 +11,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from engine.model import ModelError
-from engine.model.loader import max_positions, resolve
+from engine.model.loader import load_tokenizer, max_positions, resolve
+from engine.model.tokenizer import Tokenizer
 from faults.conductor import edit
 from headrace.alone import SIMULATED, idle_cost
 from headrace.errors import UsageFailed
 from loadgen.arrivals import Concurrency
 from loadgen.demand import Alone, demand, planned_arrivals
 from loadgen.foresight import Problem, foresee, in_flight_bounds
-from loadgen.plan import ClosedLoop, Plan
+from loadgen.plan import ClosedLoop, Plan, Shot
 from loadgen.planning import last_of_users
 from loadgen.text import Unit
 from loadgen.vocabulary import vocabulary_of
@@ -27,6 +28,7 @@ from results.judging import Judging, Users
 from scenarios import checks, parts, traces
 from scenarios import load as files
 from scenarios.schema import EngineTarget, Scenario, UrlTarget
+from scenarios.sizes import Model
 
 SECOND = 1_000_000_000
 
@@ -49,9 +51,9 @@ def load_scenario(
     if found is None:
         raise UsageFailed(f"{path}: no such file; shipped scenarios: {', '.join(library)}")
     try:
-        scenario = files.load(found, overrides, virtual=virtual, context=context)
-        if not virtual and (limit := _own_limit(scenario)) is not None:
-            files.load(found, overrides, context=limit)
+        scenario = files.load(found, overrides, virtual=virtual, model=Model(context))
+        if not virtual and (model := _own_model(scenario)) is not None:
+            files.load(found, overrides, model=model)
     except files.ScenarioError as error:
         raise UsageFailed(f"{path} cannot be run:", *(f"  {line}" for line in error.errors)) from error
     if seed is not None:
@@ -61,14 +63,34 @@ def load_scenario(
     return scenario if scenario.seed is not None else replace(scenario, seed=secrets.randbelow(2**31))
 
 
-def _own_limit(scenario: Scenario) -> int | None:
-    """Most tokens that the model of our own engine takes; None if it is not there, which its start says."""
+def _own_model(scenario: Scenario) -> Model | None:
+    """What the model of our own engine takes; None if it is not there, which its start says."""
     if not isinstance(scenario.target, EngineTarget):
         return None
+    config = parts.engine_config(scenario)
     try:
-        return max_positions(parts.engine_config(scenario))
-    except (ModelError, ValueError):
+        model = resolve(config.model)
+    except ModelError:
         return None
+    limit = None
+    try:
+        limit = max_positions(config)
+        if isinstance(model, Path):
+            vocabulary_of(model / "tokenizer.json")
+        return Model(limit, _template(load_tokenizer(config)))
+    except (ModelError, ValueError) as error:
+        why = str(error).partition("; leave target.tokenizer")[0]  # that is the remedy for a URL
+        return Model(limit, fault="; ".join(why.splitlines()))
+
+
+def _template(tokenizer: Tokenizer) -> int:
+    """Tokens that its chat template adds to a message of a user; 0 if it takes none alone."""
+    said = "one two three"
+    try:
+        chat = tokenizer.render_chat([{"role": "user", "content": said}])
+    except ValueError:
+        return 0
+    return len(tokenizer.encode(chat)) - len(tokenizer.encode(said))
 
 
 def shipped() -> dict[str, str]:
@@ -158,15 +180,31 @@ def _idle(scenario: Scenario, virtual: bool) -> Alone | None:
 
 def foreseen(scenario: Scenario, plan: Plan) -> list[Problem]:
     """What the plan may need of this machine and will not get: files, connections, ports."""
-    users = sum(load.arrival.users for load in parts.loads(scenario) if isinstance(load.arrival, Concurrency))
-    dues = (shot.due_ns for shot in plan.shots if shot.due_ns is not None)
-    sure, peak = in_flight_bounds(dues, scenario.timeouts.total, users)
+    caps = parts.client_rules(scenario).caps
+    groups: dict[str | None, list[Shot]] = {}
+    for shot in plan.shots:
+        groups.setdefault(shot.class_ if shot.class_ in caps else None, []).append(shot)
+    sure = peak = 0
+    for name, shots in groups.items():
+        users = _restless(scenario, shots)
+        bounds = in_flight_bounds(shots, scenario.timeouts.total, plan.phases.load_ns, users)
+        held = [min(bound, caps[name].in_flight) if name is not None else bound for bound in bounds]
+        sure, peak = max(sure, held[0]), peak + held[1]
     if scenario.client.connections is not None:
         most = scenario.client.connections * scenario.client.processes
         sure, peak = min(sure, most), min(peak, most)
     target = scenario.target
     same_host = isinstance(target, EngineTarget) or is_local(target.url)
     return foresee(peak, sure, scenario.client.processes, same_host)
+
+
+def _restless(scenario: Scenario, shots: Sequence[Shot]) -> int:
+    """Users of closed loops who never pause: each has a request in the air as long as the load lasts."""
+    classes, pausing = {shot.class_ for shot in shots}, {shot.class_ for shot in shots if shot.after_ns}
+    loads = [load for load in parts.loads(scenario) if load.class_ in classes - pausing]
+    loops = [load.arrival for load in loads if isinstance(load.arrival, Concurrency)]
+    span = scenario.phases.load_ns / SECOND
+    return sum(loop.users for loop in loops if loop.requests is None and loop.ramp_up <= span)
 
 
 def is_local(url: str) -> bool:
@@ -236,10 +274,4 @@ def tokenizer_file(scenario: Scenario) -> str | None:
     if isinstance(target, UrlTarget):
         return target.tokenizer
     model = resolve(target.engine.model)
-    if not isinstance(model, Path):
-        return None
-    try:
-        vocabulary_of(model / "tokenizer.json")
-    except ValueError:
-        return None
-    return str(model / "tokenizer.json")
+    return str(model / "tokenizer.json") if isinstance(model, Path) else None

@@ -7,16 +7,22 @@ fit is to be refused, what would not fit if the target stalled is to be warned o
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.plan import Shot
 
 SPARE_DESCRIPTORS = 64
 """For all of a process that is no connection: files, pipes, the event loop's own."""
 
 _SYSCTL = Path("/proc/sys")
+
+Instants = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +45,77 @@ class Machine:
     """Files that all processes together may still open."""
 
 
-def in_flight_bounds(plan_dues_ns: Iterable[int], total_timeout_s: float, users: int = 0) -> tuple[int, int]:
+def in_flight_bounds(
+    shots: Sequence[Shot], total_timeout_s: float, load_ns: int, users: int = 0
+) -> tuple[int, int]:
     """(surely, at most) requests in the air at once.
 
-    ``users``: those of a closed loop, and sessions whose later turns have no due time yet; each has one
-    request in the air. Surely: the requests due at one instant, or the users. At most: if the target
-    stalls, all that is due within one total timeout, and the users.
+    Surely: the requests due at one instant, the branches that one answer makes due at once if it comes at
+    all, or ``users`` of a closed loop who never pause. At most: if each answer takes as long as is least
+    convenient, up to the total timeout; a session then has all of its branches in the air.
     """
-    dues = np.sort(np.fromiter(plan_dues_ns, np.int64))
-    if not dues.size:
-        return users, users
-    _, at_once = np.unique(dues, return_counts=True)
-    given_up = np.searchsorted(dues, dues - round(total_timeout_s * 1e9), side="right")
-    stalled = int((np.arange(1, dues.size + 1) - given_up).max())
-    burst = int(at_once.max())
-    return max(burst, users), max(burst, stalled) + users
+    timeout = round(total_timeout_s * 1e9)
+    parents = {shot.parent for shot in shots if shot.parent is not None}
+    alone = (shot.due_ns for shot in shots if shot.due_ns is not None and shot.id not in parents)
+    starts = np.fromiter(alone, np.int64)
+    lives, forked = _lives(shots, parents, timeout, load_ns)
+    many = np.array([(life.due, min(life.end, load_ns + timeout), life.widest) for life in lives], np.int64)
+    many = many.reshape(-1, 3)
+    begins = np.concatenate([starts, many[:, 0]])
+    ends = np.concatenate([starts + timeout, many[:, 1]])
+    most = _most_at_once(begins, ends, np.concatenate([np.ones_like(starts), many[:, 2]]))
+    at_once = np.unique(begins, return_counts=True)[1].max(initial=0)
+    return max(int(at_once), forked, users), max(most, int(at_once))
+
+
+@dataclass(slots=True)
+class _Life:
+    """Of a session, or of a user with one session after the other; in ns since t0."""
+
+    due: int
+    end: int
+    """The latest that its last request can be given up, were there no end of load."""
+    width: int = 1
+    """Ends of the paths of its present session: so many can be in the air at once, as each turn waits for
+    the one before it."""
+    widest: int = 1
+
+
+def _lives(shots: Sequence[Shot], parents: set[int], timeout: int, load_ns: int) -> tuple[list[_Life], int]:
+    """Of all that have later turns; and the most turns that one answer surely makes due at once."""
+    lives: list[_Life] = []
+    life_of: dict[int, _Life] = {}
+    spans: dict[int, tuple[int, int]] = {}
+    """The earliest and the latest that a turn can be due."""
+    forked: Counter[tuple[int, int]] = Counter()
+    followed: set[int] = set()
+    for shot in shots:
+        if shot.parent is None:
+            if shot.id in parents and shot.due_ns is not None:
+                lives.append(_Life(shot.due_ns, shot.due_ns + timeout))
+                life_of[shot.id] = lives[-1]
+                spans[shot.id] = shot.due_ns, shot.due_ns
+            continue
+        pause = shot.after_ns or 0
+        if shot.parent not in spans or (early := spans[shot.parent][0] + pause) >= load_ns:
+            continue  # never due
+        late = spans[shot.parent][1] + timeout + pause
+        life = life_of[shot.id] = life_of[shot.parent]
+        spans[shot.id] = early, late
+        life.end = max(life.end, late + timeout)
+        life.width = 1 if shot.fresh else life.width + (shot.parent in followed)
+        life.widest = max(life.widest, life.width)
+        followed.add(shot.parent)
+        if late < load_ns and not shot.fresh:
+            forked[shot.parent, pause] += 1
+    return lives, max(forked.values(), default=0)
+
+
+def _most_at_once(begins: Instants, ends: Instants, widths: Instants) -> int:
+    """The largest sum of widths over all that have begun and not ended."""
+    at = np.concatenate([ends, begins])  # at one instant, what ends does so first
+    order = np.argsort(at, kind="stable")
+    return int(np.cumsum(np.concatenate([-widths, widths])[order]).max(initial=0))
 
 
 def foresee(peak_in_flight: int, sure: int, processes: int, same_host: bool) -> list[Problem]:

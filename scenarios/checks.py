@@ -6,11 +6,9 @@ scenario that parsed. Both give (path, message).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from engine.config_bounds import problems
@@ -20,24 +18,23 @@ from faults.when import InPrefill
 from faults.worker import FreezeWorker, KillWorker
 from loadgen.tls import default_context
 from loadgen.vocabulary import vocabulary_of
-from loadgen.workload.lengths import Longest, Measured
 from results.counters import COUNTERS
 from results.gates import OUTCOMES, SEND_CLOCK, GateError, blind_to, parse_gate, wrong_clock
 from results.metrics import METRICS
 from scenarios.faulty import nearest
+from scenarios.inert import inert_blocks, inert_gate
+from scenarios.names import ID, RESERVED, nameless, names
 from scenarios.parts import engine_config, goals
 from scenarios.schema import ClassSpec, EngineTarget, Scenario, UrlTarget
+from scenarios.sizes import MOST_REQUESTS, UNKNOWN, Model, lengths, sizes
 
 Found = Iterator[tuple[tuple[str | int, ...], str]]
 
 _WHOLE_ANSWER_SLOS = {"e2e", "e2e_sched"}
-_NAME = re.compile(r"[A-Za-z_][\w-]*")
-_RESERVED = ("all", "steady")
 SEEDS = 2**63
 """A seed is below."""
 _LOWEST_RANK = 255
 _MOST_WORKERS = 1024
-_MOST_SESSIONS = 5_000_000
 
 
 def references(data: Mapping[str, Any]) -> Found:
@@ -77,13 +74,16 @@ def _gates(data: Mapping[str, Any], classes: list[str] | None, faults: list[str]
         if not isinstance(text, str):
             continue
         try:
-            parse_gate(text, classes, faults)
+            gate = parse_gate(text, classes, faults)
         except GateError as error:
             yield ("gates", i), str(error)
+        else:
+            if why := inert_gate(gate):
+                yield ("gates", i), f"gate {text!r}: {why}"
 
 
-def sense(scenario: Scenario, context: int | None = None) -> Found:
-    """Values that parse and still cannot be meant. ``context``: see ``lengths``."""
+def sense(scenario: Scenario, model: Model = UNKNOWN) -> Found:
+    """Values that parse and still cannot be meant. ``model``: what is known of the target's."""
     if scenario.phases.window <= 0:
         yield ("phases", "window"), "the window is what is judged: it must be longer than 0s"
     if not scenario.load:
@@ -93,8 +93,12 @@ def sense(scenario: Scenario, context: int | None = None) -> Found:
     for key, limit in asdict(scenario.timeouts).items():
         if limit <= 0:
             yield ("timeouts", key), "a timeout must be longer than 0s: nothing could be answered in time"
-    yield from _sizes(scenario)
-    yield from lengths(scenario, context)
+    yield from names(scenario)
+    yield from sizes(scenario)
+    yield from lengths(scenario, model)
+    if model.fault is not None:
+        yield ("target", "engine", "model"), model.fault
+    yield from inert_blocks(scenario)
     yield from _adapters(scenario)
     yield from _target(scenario)
     for name, spec in scenario.classes.items():
@@ -137,69 +141,6 @@ def _clocks(scenario: Scenario) -> Found:
         for metric in goal.slo.keys() & set(SEND_CLOCK):
             if why := blind_to(metric, {name: goal}):
                 yield ("classes", name, "slo", metric), why
-
-
-def _sizes(scenario: Scenario) -> Found:
-    """A load is a list of requests in memory; one that would never be made is refused here."""
-    for i, load in enumerate(scenario.load):
-        span = scenario.phases.load_ns / 1e9
-        expected = load.arrives.expected(span)
-        at = ("load", i, "arrival" if load.trace is None else "trace")
-        if expected > _MOST_SESSIONS:
-            yield at, f"{expected:.3g} arrivals; at most {_MOST_SESSIONS:,} can be planned"
-        elif load.trace is not None and expected == 0:
-            yield at, f"nothing of it is due in the {span:g} s of load: see start_at and compress"
-
-
-def lengths(scenario: Scenario, context: int | None = None) -> Found:
-    """Loads that can ask for more tokens than their class or the model takes; what a chat template adds
-    comes on top. ``context`` is the model's limit where it is known otherwise than from the scenario."""
-    for i, load in enumerate(scenario.load):
-        if load.class_ in scenario.classes and isinstance(load.works, Measured):
-            longest = load.works.longest()
-            for asked, most, what in _bounds(scenario, load.class_, longest, context):
-                if most is not None and asked > most:
-                    yield ("load", i, "workload"), f"{what} is {most:,}, this can ask for {asked:,} tokens"
-
-
-def too_long(scenario: Scenario, context: int | None = None) -> list[tuple[str, int, str]]:
-    """The same of recorded requests: file, line and what is wrong, of all that would be sent."""
-    found: list[tuple[str, int, str]] = []
-    span = scenario.phases.load_ns / 1e9
-    for load in scenario.load:
-        if load.trace is not None and load.class_ in scenario.classes:
-            misfit = partial(_misfit, scenario, load.class_, context)
-            found += load.trace.misfits(span, misfit)
-    return found
-
-
-def _misfit(scenario: Scenario, name: str, context: int | None, given: int, asked: int) -> Iterator[str]:
-    for wanted, most, what in _bounds(scenario, name, Longest.of(given, asked), context):
-        if most is not None and wanted > most:
-            remedy = "raise it, or set max_input or max_output with over: drop or over: cut"
-            yield f"{what} is {most:,}, this asks for {wanted:,} tokens: {remedy}"
-
-
-def _bounds(
-    scenario: Scenario, name: str, longest: Longest, context: int | None
-) -> Iterator[tuple[int, int | None, str]]:
-    """(asked, most, what is bounded) of one load."""
-    limits, target = scenario.classes[name].limits, scenario.target
-    yield longest.input, limits.input, f"limits.input of class {name!r}"
-    clamped = isinstance(target, EngineTarget) and target.engine.admission.over_length == "clamp"
-    if not clamped:
-        yield longest.output, limits.output, f"limits.output of class {name!r}"
-    whole = longest.input + 1 if clamped else longest.total
-    yield whole, limits.total, f"limits.total of class {name!r}"
-    if context is not None:
-        yield whole, context, "the model's limit"
-    if isinstance(target, EngineTarget):
-        memory = target.engine.memory
-        yield whole, target.engine.max_model_len, "target.engine.max_model_len"
-        held = None if memory.kv_blocks is None else memory.kv_blocks * memory.block_size
-        yield whole, held, "a worker's memory in tokens (target.engine.memory.kv_blocks times block_size)"
-    else:
-        yield whole, target.max_model_len, "target.max_model_len"
 
 
 def _target(scenario: Scenario) -> Found:
@@ -253,8 +194,10 @@ def _authorities(url: str, ca: str) -> Found:
 
 def _class(name: str, spec: ClassSpec) -> Found:
     at = ("classes", name)
-    if not _NAME.fullmatch(name) or name in _RESERVED:
-        yield at, f"{name!r} cannot name a class: letters, digits, _ and -, and neither {_RESERVED}"
+    if not ID.fullmatch(name) or name in RESERVED:
+        yield at, f"{name!r} cannot name a class: letters, digits, _ and -, and neither {RESERVED}"
+    elif why := nameless(name):
+        yield at, f"{name!r} cannot name a class: it {why}"
     elif name in METRICS or name in COUNTERS or name in OUTCOMES:
         yield at, f"{name!r} cannot name a class: gates know it as a number of its own"
     for metric, bound in spec.slo.bounds().items():
@@ -278,12 +221,14 @@ def _class(name: str, spec: ClassSpec) -> Found:
 def _fault(fault: Any, scenario: Scenario) -> Iterator[tuple[str, str]]:
     """(key, message) of one fault."""
     end = scenario.phases.load_ns / 1e9
-    if not _NAME.fullmatch(fault.id) or fault.id in _RESERVED:
-        yield "id", f"{fault.id!r} cannot name a fault: letters, digits, _ and -, and neither {_RESERVED}"
+    if not ID.fullmatch(fault.id) or fault.id in RESERVED:
+        yield "id", f"{fault.id!r} cannot name a fault: letters, digits, _ and -, and neither {RESERVED}"
     if getattr(fault, "at", 0.0) >= end:
         yield "at", f"{fault.at:g} s is after the last request: warmup, window and cooldown end at {end:g} s"
     elif isinstance(fault, Burst) and fault.at + fault.for_ > end:
         yield "for", f"the burst ends at {fault.at + fault.for_:g} s, after the load at {end:g} s"
+    if isinstance(fault, Burst) and fault.count > MOST_REQUESTS:
+        yield "rate", f"a burst of {fault.count:,} requests; at most {MOST_REQUESTS:,} can be planned"
     if isinstance(fault, KillWorker | FreezeWorker):
         yield from _worker(fault.worker, scenario)
     holds = isinstance(fault, Cancel) and (fault.when == "queued" or isinstance(fault.when, InPrefill))
@@ -294,5 +239,7 @@ def _fault(fault: Any, scenario: Scenario) -> Iterator[tuple[str, str]]:
 def _worker(worker: int, scenario: Scenario) -> Iterator[tuple[str, str]]:
     if not isinstance(scenario.target, EngineTarget):
         yield "type", "a URL has no workers that could be reached; this fault needs target: {engine: ..}"
-    elif not 0 <= worker < (count := scenario.target.engine.workers):
+        return
+    count = scenario.target.engine.workers
+    if not 0 <= worker < count:
         yield "worker", f"there is no worker {worker}: the engine has {count}, numbered from 0"

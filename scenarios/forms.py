@@ -106,6 +106,8 @@ def form(hint: Any) -> Any:
         return Annotated[get_args(hint)[0], BeforeValidator(unit.parse), WithJsonSchema(_unit_schema(unit))]
     if is_union(hint):
         return _union(get_args(hint))
+    if get_origin(hint) is Literal:
+        return Annotated[hint, BeforeValidator(_of_type(get_args(hint)))]
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return _built(hint)
     origin, args = get_origin(hint), get_args(hint)
@@ -114,6 +116,17 @@ def form(hint: Any) -> Any:
     if origin in (dict, Mapping):
         return Annotated[dict[str, form(args[1])], BeforeValidator(_or(dict))]  # type: ignore[misc]
     return hint
+
+
+def _of_type(members: tuple[Any, ...]) -> Any:
+    """Of a Literal: 1 is meant, and neither ``true`` nor 1.0, which are equal to it."""
+
+    def check(value: Any) -> Any:
+        if value in members and not any(type(value) is type(member) for member in members):
+            raise ValueError(f"{value!r} is not {' or '.join(map(repr, members))}")
+        return value
+
+    return check
 
 
 def _or(empty: type[Any]) -> Any:

@@ -11,11 +11,12 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from loadgen.tracefiles import TraceError
-from scenarios import checks, traces, tree
+from scenarios import checks, sizes, traces, tree
 from scenarios.describe import json_schema, resolved, tables
 from scenarios.faulty import explain, path_of
 from scenarios.forms import form
 from scenarios.schema import Scenario
+from scenarios.sizes import UNKNOWN, Model
 
 __all__ = ["ScenarioError", "json_schema", "load", "parse", "resolved", "shipped", "tables"]
 
@@ -33,20 +34,20 @@ class ScenarioError(Exception):
 
 
 def load(
-    path: str | Path, overrides: Sequence[str] = (), *, virtual: bool = False, context: int | None = None
+    path: str | Path, overrides: Sequence[str] = (), *, virtual: bool = False, model: Model = UNKNOWN
 ) -> Scenario:
     """Read a scenario file. ``overrides`` are ``KEY=VALUE`` as for ``--set`` and win over all else.
 
     With ``virtual`` the file's ``virtual:`` block is applied first; without it that block is checked
-    all the same. ``context``: most tokens that the model takes, where that is known otherwise than from the
-    file. Raises ScenarioError, also for a file that cannot be read.
+    all the same. ``model``: what is known of the target's otherwise than from the file. Raises
+    ScenarioError, also for a file that cannot be read.
     """
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ScenarioError([f"{path}: cannot be read: {_why(error)}"]) from error
-    return parse(text, str(path), overrides, virtual=virtual, context=context)
+    return parse(text, str(path), overrides, virtual=virtual, model=model)
 
 
 def parse(
@@ -55,11 +56,11 @@ def parse(
     overrides: Sequence[str] = (),
     *,
     virtual: bool = False,
-    context: int | None = None,
+    model: Model = UNKNOWN,
 ) -> Scenario:
     """The same for a text; ``file`` names it in errors, and its stem names the scenario."""
     found: list[tree.Located] = []
-    asked = _variant(text, file, overrides, virtual, found, context)
+    asked = _variant(text, file, overrides, virtual, found, model)
     if not virtual and not found and asked is not None and asked.virtual:
         _variant(text, file, overrides, True, found)
     if found or asked is None:
@@ -73,7 +74,7 @@ def _variant(
     overrides: Sequence[str],
     virtual: bool,
     found: list[tree.Located],
-    context: int | None = None,
+    model: Model = UNKNOWN,
 ) -> Scenario | None:
     """One reading of the file; what is wrong is added to ``found``."""
     try:
@@ -109,9 +110,9 @@ def _variant(
         if len(details) > _MOST_ERRORS:
             found.append(_located(root, (), f"and {len(details) - _MOST_ERRORS} more errors"))
     else:
-        for path, message in checks.sense(scenario, context):
+        for path, message in checks.sense(scenario, model):
             found.append(_located(root, path, message))
-        found += checks.too_long(scenario, context)
+        found += sizes.too_long(scenario, model)
     return scenario
 
 

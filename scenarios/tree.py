@@ -17,6 +17,8 @@ Located = tuple[str, int, str]
 _DEEPEST = 40
 _MOST_NODES = 200_000
 """Keys and values, aliases written out: far beyond any scenario, and still read in seconds."""
+_TOO_LARGE = 2**64
+"""Whole numbers are below it, so that any arithmetic with them gives a number."""
 
 
 class TreeError(Exception):
@@ -97,9 +99,12 @@ def _own_faults(node: yaml.Node) -> Iterator[Located]:
         yield (*_at(node.start_mark), f"the tag {_written(node.tag)!r} does not fit; leave it out")
     elif isinstance(node, yaml.ScalarNode):
         try:
-            yaml.SafeLoader("").construct_document(node)
+            value = yaml.SafeLoader("").construct_document(node)
         except ValueError as error:
             yield (*_at(node.start_mark), f"a value that YAML cannot read: {error}")
+        else:
+            if isinstance(value, int) and abs(value) >= _TOO_LARGE:
+                yield (*_at(node.start_mark), "a whole number of more than 64 bits")
 
 
 def _written(tag: str) -> str:
@@ -189,7 +194,8 @@ def _mark(node: yaml.Node, mark: yaml.Mark) -> None:
 
 
 def put(root: yaml.MappingNode, dotted: str, value: yaml.Node, mark: yaml.Mark) -> None:
-    """Set one key, ``load.0.arrival.rate``; mappings on the way are made where they are missing."""
+    """Set one key, ``load.0.arrival.rate``; mappings on the way are made where they are missing, and are the
+    path's own from now on: what an alias shares with other places stays as it is there."""
     *steps, last = dotted.split(".")
     node: yaml.Node = root
     for k, step in enumerate(steps):
@@ -206,16 +212,24 @@ def put(root: yaml.MappingNode, dotted: str, value: yaml.Node, mark: yaml.Mark) 
 
 def _child(node: yaml.Node, step: str, parent: str, mark: yaml.Mark) -> yaml.Node:
     if isinstance(node, yaml.SequenceNode):
-        found: yaml.Node = node.value[_index(node, step, parent, mark)]
+        at = _index(node, step, parent, mark)
+        node.value[at] = found = _own(node.value[at])
         return found
     if not isinstance(node, yaml.MappingNode):
         raise TreeError((*_at(mark), f"{parent} has no keys"))
-    for key, value in node.value:
+    for at, (key, value) in enumerate(node.value):
         if key.value == step:
-            return value  # type: ignore[no-any-return]
+            node.value[at] = key, found = key, _own(value)
+            return found
     made = yaml.MappingNode(_TAG + "map", [], mark, mark)
     node.value.append((yaml.ScalarNode(_TAG + "str", step, mark, mark), made))
     return made
+
+
+def _own(node: yaml.Node) -> yaml.Node:
+    if not isinstance(node, yaml.CollectionNode):
+        return node
+    return type(node)(node.tag, [*node.value], node.start_mark, node.end_mark, node.flow_style)
 
 
 def _index(node: yaml.SequenceNode, step: str, parent: str, mark: yaml.Mark) -> int:

@@ -13,6 +13,9 @@ Reals = NDArray[np.float64]
 
 NS = 1_000_000_000
 
+_LEAST = 1e-15
+"""Of rates and times: products of smaller numbers may be 0."""
+
 
 def within(seconds: Reals, span: float) -> Times:
     """Sorted ns of the times that lie in [0, span). What lies far beyond may not fit into an int of ns."""
@@ -35,12 +38,20 @@ def some_more_than(mean: float, sd: float) -> int:
 
 
 def positive(name: str, value: float) -> None:
-    """Raises ValueError unless ``value`` is a number above 0."""
+    """Raises ValueError unless ``value`` is a number above 0 that can be reckoned with."""
     if not (value > 0 and math.isfinite(value)):
         raise ValueError(f"{name} must be above 0, not {value}")
+    _at_least(name, value)
 
 
 def not_negative(name: str, value: float) -> None:
-    """Raises ValueError unless ``value`` is 0 or a number above it."""
+    """Raises ValueError unless ``value`` is 0 or a number above it that can be reckoned with."""
     if not (value >= 0 and math.isfinite(value)):
         raise ValueError(f"{name} must be 0 or more, not {value}")
+    if value > 0:
+        _at_least(name, value)
+
+
+def _at_least(name: str, value: float) -> None:
+    if value < _LEAST:
+        raise ValueError(f"{name} is too small: at least {_LEAST:g}, not {value:g}")

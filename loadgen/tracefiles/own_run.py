@@ -25,8 +25,8 @@ from results.recordfile import read_stream
 class OwnRun(Timed):
     """A run directory of headrace: the due times, sessions, think times, prompts and lengths of its plan.
     `classes` picks some of its classes; `lengths: served` asks for as many tokens as were served then, which
-    its records must tell. Scripted cancels and duplicates are not repeated, and a user of a closed loop leaves
-    after a failure."""
+    its records must tell. Scripted cancels and duplicates are not repeated, and a user of a closed loop
+    leaves after a failure."""
 
     classes: tuple[str, ...] = ()
     lengths: Literal["asked", "served"] = "asked"

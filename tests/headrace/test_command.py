@@ -177,6 +177,18 @@ def test_a_fault_of_our_own_is_no_failed_gate(command: Command, monkeypatch: pyt
     assert "a fault of headrace itself" in err
 
 
+@pytest.mark.parametrize("name", ["validate", "plan"])
+def test_a_fault_of_our_own_is_none_of_the_file(
+    name: str, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the command: exit 3, and the traceback."""
+    monkeypatch.setattr("headrace.prepare.load_scenario", lambda *_, **__: 1 / 0)
+    code, out, err = command(name, "any.yaml")
+    assert (code, out) == (3, "")
+    assert "Traceback" in err
+    assert "a fault of headrace itself, please report it: ZeroDivisionError" in err
+
+
 def test_the_plan_says_how_a_trace_is_replayed_and_what_is_missing(command: Command) -> None:
     """Spread, thinning and scaling stand under the table; so does a class of which nothing is due."""
     rows = [

@@ -437,7 +437,9 @@ def test_a_cap_holds_back_and_says_so() -> None:
 def test_what_still_waits_for_a_cap_at_the_end_was_held_back_by_it() -> None:
     """That it was not sent is the scenario's will, not the client's fault (H7)."""
     rules = Rules(caps={"chat": Cap(1)})
-    fired = fire(plan_of(shot(0), shot(1, 0.01), shot(2, 0.02)), lambda id: [(50 * MS, token("a"))], rules=rules)
+    fired = fire(
+        plan_of(shot(0), shot(1, 0.01), shot(2, 0.02)), lambda id: [(50 * MS, token("a"))], rules=rules
+    )
     assert [fired.records[k].outcome for k in range(3)] == ["censored_by_run_end", "not_sent", "not_sent"]
     assert [fired.records[k].error for k in (1, 2)] == ["cap", "cap"]
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadgen.arrivals import Concurrency, Constant
 from loadgen.foresight import (
     SPARE_DESCRIPTORS,
     Machine,
@@ -19,24 +21,75 @@ from loadgen.foresight import (
     problems,
     this_machine,
 )
+from loadgen.plan import Load, Phases, Plan, Shot
+from loadgen.workload import Branches, Fixed, Sessions, Subagents
+from loadgen.workload.waits import UniformTime
 
 S = 1_000_000_000
 
 
-@given(st.lists(st.integers(0, 60), max_size=40), st.integers(0, 20), st.integers(0, 5))
+def in_the_air(load: Load, timeout_s: float, load_s: float, users: int = 0) -> tuple[int, int]:
+    """(surely, at most) of a plan of one load."""
+    plan = Plan.make([load], Phases(window=load_s), 1)
+    return in_flight_bounds(plan.shots, timeout_s, plan.phases.load_ns, users)
+
+
+def first(id: int, due: int) -> Shot:
+    return Shot(id, "c", "window", id, 0, (), 1, 1, due_ns=due * S)
+
+
+@given(st.lists(st.integers(0, 60), max_size=40), st.integers(1, 20), st.integers(0, 5))
 def test_the_most_in_the_air_is_what_is_due_within_one_timeout(
     dues: list[int], timeout: int, users: int
 ) -> None:
     """Counted instant by instant: whoever is due at d is given up at d + timeout."""
-    sure, peak = in_flight_bounds((due * S for due in dues), timeout, users)
+    shots = [first(id, due) for id, due in enumerate(dues)]
     burst = max((dues.count(due) for due in dues), default=0)
     held = max((sum(t - timeout < due <= t for due in dues) for t in dues), default=0)
-    assert (sure, peak) == (max(burst, users), max(burst, held) + users)
+    assert in_flight_bounds(shots, timeout, 61 * S, users) == (max(burst, users), held)
 
 
 def test_an_even_load_piles_up_for_one_timeout() -> None:
     """100/s with a total timeout of 120 s: 12,000 if the target stalls, 1 for sure."""
-    assert in_flight_bounds(range(0, 600 * S, S // 100), 120.0) == (1, 12_000)
+    assert in_the_air(Load("c", Constant(100.0), Fixed(1, 1)), 120.0, 600.0) == (1, 12_000)
+
+
+@pytest.mark.parametrize(
+    ("turns", "think", "load_s", "most"),
+    [
+        (20, 0.0, 40.0, 5 * 40),  # all of them, to the end of the load
+        (3, 0.0, 100.0, 5 * 3 * 4),
+        (3, 2.0, 100.0, 5 * (3 * 4 + 2 * 2)),
+        (3, 200.0, 100.0, 5 * 4),  # no later turn is ever due
+    ],
+)
+def test_sessions_live_as_long_as_their_turns_take(
+    turns: int, think: float, load_s: float, most: int
+) -> None:
+    """5 a second, each turn up to 4 s and the think times: one request of each may be in the air."""
+    load = Load("c", Constant(5.0), Sessions(turns, 5, 5, 2, think))
+    assert in_the_air(load, 4.0, load_s) == (1, most)
+
+
+def test_branches_are_in_the_air_together() -> None:
+    """Surely, if the answer that they wait for cannot come after the load; think times of their own and
+    sub-agents part them."""
+    forks = Sessions(3, 5, 5, 2, branches=Branches(1, 400))
+    apart = replace(forks, think=UniformTime((0.0, 3.0)))
+    assert in_the_air(Load("c", Constant(0.1), forks), 4.0, 9.0) == (400, 400)
+    assert in_the_air(Load("c", Constant(0.1), forks), 10.0, 9.0) == (1, 400)
+    assert in_the_air(Load("c", Constant(0.1), apart), 4.0, 9.0) == (1, 400)
+    one = Sessions(3, 5, 5, 2, subagents=Subagents(1.0, 2, 5, 5, 2, 5))
+    assert in_the_air(Load("c", Constant(0.1), one), 4.0, 9.0) == (1, 1)
+
+
+def test_a_user_of_a_closed_loop_has_one_session_at_a_time() -> None:
+    """However many are planned; with branches, as many requests as one session has."""
+    loop = Concurrency(7, ramp_up=1.0)
+    assert in_the_air(Load("c", loop, Fixed(1, 1)), 120.0, 10.0) == (1, 7)
+    assert in_the_air(Load("c", loop, Fixed(1, 1)), 120.0, 10.0, users=7) == (7, 7)
+    forks = Sessions(2, 5, 5, 2, branches=Branches(1, 3))
+    assert in_the_air(Load("c", loop, forks), 120.0, 10.0) == (1, 21)
 
 
 ROOMY = Machine(1 << 20, 60_000, 1 << 22)

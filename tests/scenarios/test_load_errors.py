@@ -98,6 +98,30 @@ def test_every_error_is_reported_at_once_with_its_line() -> None:
         (("rank: 1", "retention: 1h"), "12: classes.batch.retention: 1h is not in cache.retention"),
         (("rank: 1", "queued: {tokens: 0}"), "12: classes.batch.queued.tokens: at least 1, not 0"),
         (("worker: 1", "worker: 2"), "22: faults.2.worker: there is no worker 2: the engine has 2"),
+        (("worker: 1", "worker: -1"), "22: faults.2.worker: there is no worker -1: the engine has 2"),
+        (
+            (
+                "kill_worker, worker: 1, at: 25s, when: {prefill: 1}",
+                "freeze_worker, worker: -1, at: 1s, for: 1s",
+            ),
+            "22: faults.2.worker: there is no worker -1: the engine has 2, numbered from 0",
+        ),
+        (("headrace: 1", "headrace: true"), "2: headrace: True is not 1"),
+        (("headrace: 1", "headrace: 1.0"), "2: headrace: 1.0 is not 1"),
+        (("rate: 1.5/s", "rate: ٣/s"), "16: load.0.arrival.rate: '٣/s' is not a rate (write 1.5/s or 30/m"),
+        (
+            ("type: poisson, rate: 1.5/s", "type: gamma, rate: 1e-320/s, cv: 100.0"),
+            "rate is too small: at least",
+        ),
+        (
+            ("type: poisson, rate: 1.5/s", "type: ramp, from: 0/s, to: 5/s, over: 1e-300s"),
+            "over is too small",
+        ),
+        (
+            ("input: 600", "input: {median: 1, p99: " + "9" * 400 + "}"),
+            "18: a whole number of more than 64 bits",
+        ),
+        (("seed: 7", "seed: 0x" + "f" * 6000), "3: a whole number of more than 64 bits"),
         (("at: 25s", "at: 45s"), "22: faults.2.at: 45 s is after the last request"),
         (("at: 15s", "at: 44s"), "20: faults.0.for: the burst ends at 46 s, after the load at 45 s"),
         (("rate: 8/s", "rate: 0/s"), "20: faults.0: a burst needs a rate and a 'for' above 0"),

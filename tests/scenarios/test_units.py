@@ -46,6 +46,7 @@ def test_reads_what_a_person_writes(unit: str, text: object, value: float) -> No
         ("bytes", 4096, "missing unit (write 4096B"),
         ("s", "5 parsecs", "is not a time (write 5s or 250ms; units s ms m h)"),
         ("s", "-5s", "is not a time"),
+        ("s", "٣s", "is not a time"),
         ("1/s", "3s", "is not a rate"),
         ("share", 10, "lies between 0% and 100%"),
         ("share", "110%", "lies between 0% and 100%"),

@@ -12,10 +12,10 @@ from tokenizers import Tokenizer, models
 from loadgen.workload import Compaction, Sessions, Tools
 from loadgen.workload.lengths import Amount, Choices, Lognormal, Pareto, Uniform
 from loadgen.workload.waits import ExponentialTime, LognormalTime, ParetoTime, UniformTime, Wait
-from scenarios.checks import lengths
 from scenarios.forms import first_keys
 from scenarios.load import ScenarioError, json_schema, parse, resolved, tables
 from scenarios.parts import engine_config
+from scenarios.sizes import Model, lengths
 
 AMOUNTS = [
     ("600", 600),
@@ -161,8 +161,8 @@ def test_a_clamping_engine_cuts_answers_and_takes_no_longer_prompts(good: str) -
 def test_a_limit_that_is_learnt_from_the_target_is_checked_too(good: str) -> None:
     """What the model takes may be known only when the target has been asked."""
     scenario = parse(good, "s.yaml")
-    assert list(lengths(scenario, 648)) == []
-    ((path, message),) = lengths(scenario, 647)
+    assert list(lengths(scenario, Model(648))) == []
+    ((path, message),) = lengths(scenario, Model(647))
     assert path == ("load", 1, "workload")
     assert message == "the model's limit is 647, this can ask for 648 tokens"
 
