@@ -41,17 +41,11 @@ def positive(name: str, value: float) -> None:
     """Raises ValueError unless ``value`` is a number above 0 that can be reckoned with."""
     if not (value > 0 and math.isfinite(value)):
         raise ValueError(f"{name} must be above 0, not {value}")
-    _at_least(name, value)
+    if value < _LEAST:
+        raise ValueError(f"{name} is too small: at least {_LEAST:g}, not {value:g}")
 
 
 def not_negative(name: str, value: float) -> None:
-    """Raises ValueError unless ``value`` is 0 or a number above it that can be reckoned with."""
+    """Raises ValueError unless ``value`` is 0 or a number above it."""
     if not (value >= 0 and math.isfinite(value)):
         raise ValueError(f"{name} must be 0 or more, not {value}")
-    if value > 0:
-        _at_least(name, value)
-
-
-def _at_least(name: str, value: float) -> None:
-    if value < _LEAST:
-        raise ValueError(f"{name} is too small: at least {_LEAST:g}, not {value:g}")
