@@ -242,8 +242,9 @@ def running(command: Sequence[str], health: str, log: Path, **environment: str) 
             time.sleep(0.5)
         yield
     finally:
-        os.killpg(server.pid, 15)
-        server.wait(30)
+        if server.poll() is None:
+            os.killpg(server.pid, 15)
+            server.wait(30)
 
 
 def _answers(url: str) -> bool:
