@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
-import traceback
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from headrace import commands_reference, commands_sweep, console
-from headrace.closing import Closing, closed_also_on_error, end
-from headrace.errors import BenchError, TargetFailed
+from headrace.closing import Closing, closed_also_on_error, end, own_fault
+from headrace.errors import BenchError
 from headrace.origin import check_origin
 
 app = typer.Typer(
@@ -93,8 +92,10 @@ def validate(scenario: ScenarioPath, set_: Overrides = None, as_json: AsJson = F
     from headrace.prepare import load_scenario
 
     loaded = load_scenario(scenario, tuple(set_ or ()))
-    ok = {"ok": True, "scenario": str(scenario), "question": loaded.question}
-    console.show_json(ok) if as_json else console.say(f"{scenario}: ok. {loaded.question}")
+    if as_json:
+        console.show_json({"ok": True, "scenario": str(scenario), "question": loaded.question})
+    else:
+        console.say(f"{scenario}: ok. {loaded.question}")
 
 
 @app.command()
@@ -292,10 +293,8 @@ def main() -> None:
     except BenchError as error:
         console.complain(error)
         sys.exit(error.exit_code)
-    except Exception as error:  # no failed gate: exit 1 would say so
-        traceback.print_exc()
-        console.complain(BenchError(f"a fault of headrace itself, please report it: {error!r}"))
-        sys.exit(TargetFailed.exit_code)
+    except Exception as error:
+        sys.exit(own_fault(error))
 
 
 if __name__ == "__main__":

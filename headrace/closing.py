@@ -23,6 +23,13 @@ def end(last_line: Mapping[str, Any]) -> NoReturn:
     raise typer.Exit(int(last_line["exit"]))
 
 
+def own_fault(error: Exception) -> int:
+    """Says that it is one, within its handler; the exit code. It is no failed gate."""
+    traceback.print_exc()
+    console.complain(BenchError(f"a fault of headrace itself, please report it: {error!r}"))
+    return TargetFailed.exit_code
+
+
 @contextmanager
 def closed_also_on_error() -> Iterator[None]:
     """What ends early says why on stderr, also on Ctrl-C and SIGTERM. A fault of our own is no failed gate:
@@ -35,9 +42,7 @@ def closed_also_on_error() -> Iterator[None]:
     except KeyboardInterrupt:
         _failed(Interrupted("interrupted before there was a verdict"))
     except Exception as error:
-        traceback.print_exc()
-        console.complain(BenchError(f"a fault of headrace itself, please report it: {error!r}"))
-        end(_error_line(TargetFailed.exit_code))
+        end(_error_line(own_fault(error)))
 
 
 @contextmanager

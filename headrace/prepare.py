@@ -5,14 +5,15 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from engine.config import EngineConfig
 from engine.model import ModelError
 from engine.model.loader import load_tokenizer, max_positions, resolve
-from engine.model.tokenizer import Tokenizer
 from faults.conductor import edit
 from headrace.alone import SIMULATED, idle_cost
 from headrace.errors import UsageFailed
@@ -77,15 +78,21 @@ def _own_model(scenario: Scenario) -> Model | None:
         limit = max_positions(config)
         if isinstance(model, Path):
             vocabulary_of(model / "tokenizer.json")
-        return Model(limit, _template(load_tokenizer(config)))
+        return Model(limit, _template(model, _version(model)))
     except (ModelError, ValueError) as error:
         why = str(error).partition("; leave target.tokenizer")[0]  # that is the remedy for a URL
         return Model(limit, fault="; ".join(why.splitlines()))
 
 
-def _template(tokenizer: Tokenizer) -> int:
+def _version(model: Path | str) -> int:
+    """Changes when a file of it does."""
+    return max(file.stat().st_mtime_ns for file in model.iterdir()) if isinstance(model, Path) else 0
+
+
+@lru_cache(maxsize=8)  # a sweep asks for each point, and loading takes a third of a second
+def _template(model: Path | str, version: int) -> int:
     """Tokens that its chat template adds to a message of a user; 0 if it takes none alone."""
-    said = "one two three"
+    tokenizer, said = load_tokenizer(EngineConfig(str(model))), "one two three"
     try:
         chat = tokenizer.render_chat([{"role": "user", "content": said}])
     except ValueError:

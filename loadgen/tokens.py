@@ -50,7 +50,8 @@ def _of_events(record: Record, answer: Answer) -> list[int | None]:
     if counts and counts[0] is not None and counts[0] > unseen:
         counts[0] -= unseen
     if counts == [None] and _sole(answer) and record.n_out_source != "events":
-        counts[0] = max(0, (record.n_out or 0) - unseen) or None
+        seen = (record.n_out or 0) - unseen
+        counts[0] = seen if seen > 0 else None
     return counts
 
 

@@ -75,7 +75,8 @@ def collect(data: RunData, view: View) -> Signals:
     values["H10"], missing["H10"] = counter_residual(data)
     values["H11"], why = _little(data, view)
     missing["H11"] = why or missing["H8"]
-    values["H12"], missing["H12"] = _gateway_difference(data, view)
+    unread = _unread(data, view)
+    values["H12"], missing["H12"] = _gateway_difference(data, view, unread)
     faults, example = clock_faults(view.data)
     seen = view.window[view.window["headers"].notna()]
     kernel = (seen["stamp"] == "kernel").to_numpy(dtype=bool)
@@ -93,7 +94,7 @@ def collect(data: RunData, view: View) -> Signals:
         coalesced_share(view.window),
         conn_new_share(view.window),
         _died(data),
-        p99(_unread(data, view)) if "received" in view.window else None,
+        None if unread is None else p99(unread),
         _beyond_attempts(data),
     )
 
@@ -240,23 +241,25 @@ def _counter_delta(data: RunData) -> float | None:
     return total
 
 
-def _gateway_difference(data: RunData, view: View) -> tuple[float | None, str]:
+def _gateway_difference(data: RunData, view: View, unread: Values | None) -> tuple[float | None, str]:
     """p99 of client TTFT minus the gateway's (last body byte to first write)."""
     if not data.judging.own_engine:
         return None, "not our engine"
     joined = view.window
-    if "received" not in joined or "first_write" not in joined:
+    if unread is None or "first_write" not in joined:
         return None, "no truth of the engine"
     client = METRICS["ttft"].per_request
     assert client is not None
     server = (joined["first_write"] - joined["received"]).to_numpy(dtype=np.float64) * 1e-9
-    difference = client(joined) - server - _unread(data, view)
+    difference = client(joined) - server - unread
     return p99(difference[~np.isnan(difference)]), "no request has both times"
 
 
-def _unread(data: RunData, view: View) -> Values:
+def _unread(data: RunData, view: View) -> Values | None:
     """How long the requests of the window lay at the gateway, sent and not yet read, in s. That is a busy
-    gateway's doing, not the client's; 0 where the two may not stamp the same clock."""
+    gateway's doing, not the client's; 0 where the two may not stamp the same clock. None: no truth."""
+    if "received" not in view.window:
+        return None
     joined, one_machine = view.window, data.manifest.get("co_located") and not data.manifest.get("placement")
     if view.t0_ns is None or not one_machine:
         return np.zeros(len(joined))
